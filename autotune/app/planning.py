@@ -230,11 +230,7 @@ def _handout(outlook: Outlook, ranking: Ranking, rank: int) -> Handout:
         why = "; ".join(
             violation.message for violation in outlook.engine.judge(ranking.candidates[place])
         )
-        raise JobError(
-            f"{flag('rank')} {rank}: the rules refuse it: {why}",
-            f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
-            "the others",
-        )
+        raise JobError.of("app.rank_refused", rank=rank, why=why)
     return replace(
         handout_of(
             ranking.candidates[place],

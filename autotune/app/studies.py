@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
 from autotune.contract import Origin, Outcome
@@ -63,15 +62,9 @@ def studies(results: Path) -> list[Study]:
         if results == DEFAULT_RESULTS:
             return []
         near = did_you_mean(results.name, _folders_beside(results), alike=0.7)
-        raise StudyError(
-            f"{results}: there is no such folder",
-            f"{near}name the folder of studies with {flag('results')}",
-        ) from error
+        raise StudyError.of("app.no_results", results=results, near=near) from error
     except OSError as error:
-        raise StudyError(
-            f"{results}: cannot be read: {error.strerror}",
-            f"name another folder with {flag('results')}",
-        ) from error
+        raise StudyError.of("app.results_unread", results=results, error=error) from error
     return [Study(results, path.name) for path in found]
 
 
@@ -127,10 +120,7 @@ def locate(run: str, results: Path) -> Study:
         folder = folder.resolve()
         return Study(folder.parent, folder.name)
     if len(folder.parts) > 1:
-        raise StudyError(
-            f"{run}: is no study: it holds no folder `trials`",
-            "name a study's folder, such as results/NAME, or a study by its name",
-        )
+        raise StudyError.of("app.no_study", run=run)
     return find_study(results, run)
 
 

@@ -1,6 +1,9 @@
 """Errors a user can cause, and the exit codes that they end the program with."""
 
+import json
 from enum import IntEnum
+from pathlib import Path
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -30,8 +33,31 @@ class AutotuneError(Exception):
         self.message = message
         self.hint = hint
 
+    @classmethod
+    def of(cls, row: str, /, **values: object) -> Self:
+        """The error of a row of a room's `errors.json`, such as `fleet.no_free_port`.
+
+        A row is a message, and mostly a hint; in both `{name}` stands for a value and `{--key}`
+        for a key as it was given.
+        """
+        room, _, name = row.rpartition(".")
+        file = Path(__file__).parents[1].joinpath(*room.split("."), "errors.json")
+        texts = json.loads(file.read_text(encoding="utf-8"))[name]
+        return cls(*(text.format_map(_Values(values)) for text in texts))
+
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message
+
+
+class _Values(dict[str, object]):
+    """Values of a row, and the keys that it names."""
+
+    def __missing__(self, name: str) -> str:
+        from autotune.base.flags import flag
+
+        if not name.startswith("--"):
+            raise KeyError(name)
+        return flag(name.removeprefix("--"))
 
 
 class JobError(AutotuneError):

@@ -68,10 +68,7 @@ class Templates:
             RenderError: `user_folder` is not a folder.
         """
         if user_folder is not None and not os.path.isdir(user_folder):
-            raise RenderError(
-                f"{user_folder}: no such folder of templates",
-                "name a folder that holds for example deepspeed/ds_config.json.j2",
-            )
+            raise RenderError.of("base.no_templates", user_folder=user_folder)
         shipped = data_folder("templates")
         self.folders = [f for f in (user_folder, shipped) if f is not None]
         # A user may change what is in theirs.
@@ -126,14 +123,11 @@ class Templates:
                 f"template {error.name or name}: not found in {looked}", "add it there"
             ) from error
         except TemplateSyntaxError as error:
-            raise RenderError(
-                f"template {error.name or name}, line {error.lineno}: {error.message}",
-                "mend the template at that line",
+            raise RenderError.of(
+                "base.template_line", name=error.name or name, error=error
             ) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise RenderError(
-                f"template {name}: {unread(error)}", "make it a text file"
-            ) from error
+            raise RenderError.of("base.template_unread", name=name, why=unread(error)) from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
             reason = _in_words(error)

@@ -318,7 +318,4 @@ def only_switch(value: Any) -> bool:
 
 
 def _too_deep(path: Path) -> JobError:
-    return JobError(
-        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
-        "remove levels: no key needs so many",
-    )
+    return JobError.of("base.too_deep", path=path, most=MAX_DEPTH)

@@ -89,10 +89,7 @@ def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> 
     """Say what is asked of a cluster, and end where the user does not want it."""
     say(request)
     if dry_run:
-        raise JobError(
-            "--dry-run: nodes are not known before they are allocated; nothing was requested",
-            "plan on devices that you name, such as --fleet simulate:8xH100",
-        )
+        raise JobError.of("cli.nodes_unknown")
     if not yes and is_answered() and not confirm("Ask for them?"):
         raise typer.Exit(ExitCode.INTERRUPTED)
 

@@ -165,10 +165,8 @@ def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if recompute != "full":
         if not takes_every:
-            raise RenderError(
-                f"recompute={recompute}: {consumer} of the installed transformers recomputes all "
-                "layers or none",
-                "name a trial with recompute none or full by --trial, or upgrade transformers",
+            raise RenderError.of(
+                "export.recompute_in_part", recompute=recompute, consumer=consumer
             )
         kwargs["every_n_layers"] = recompute_interval(recompute)
     return {name: True, f"{name}_kwargs": kwargs}

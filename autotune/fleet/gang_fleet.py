@@ -116,11 +116,7 @@ class GangFleet:
                 "mend them, then run the same command again: it resumes",
             )
         if not capacity and (left_out := self.quarantined()):
-            raise FleetError(
-                f"{', '.join(left_out)} are left out, since the platform ended trials there, and "
-                f"a gang of {world} does not fit into the others",
-                "see what is wrong with them, then run the same command again: it resumes",
-            )
+            raise FleetError.of("fleet.too_few_left", left_out=", ".join(left_out), world=world)
         return capacity
 
     def check_room(self, world: int) -> None:
@@ -149,10 +145,7 @@ class GangFleet:
         while self._reaping:
             if time.monotonic() > deadline_s:
                 names = ", ".join(sorted({name for name, _ in self._reaping}))
-                raise FleetError(
-                    f"{names}: no answer after {_END_WAIT_S:.0f} s whether trials still run there",
-                    "see what holds it up, or leave the node out",
-                )
+                raise FleetError.of("fleet.may_still_run", names=names, waited_s=_END_WAIT_S)
             time.sleep(PERIOD_S)
             self.hear()
 
@@ -172,11 +165,7 @@ class GangFleet:
         self.hear()  # an agent that is gone meanwhile is not told anything
         world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
         if spec.workload.command and per_node < world:
-            raise FleetError(
-                f"a command of your own starts its {world} ranks on one node, and none has as "
-                "many slots",
-                "let it start fewer, or name nodes with as many slots",
-            )
+            raise FleetError.of("fleet.command_too_wide", world=world)
         self.check_room(world)
         trial = GangTrial(self, spec, folder.resolve(), module)
         self._waiting.append(trial)

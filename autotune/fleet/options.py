@@ -63,11 +63,7 @@ class FleetOptions:
             JobError: One was given.
         """
         if self != NO_OPTIONS:
-            raise JobError(
-                f"{flag('fleet')} {fleet} takes no {flag('fleet_option')} and no "
-                f"{switch('exclusive')}: they are about nodes that trials are sent to",
-                "leave them out",
-            )
+            raise JobError.of("fleet.takes_no_options", fleet=fleet, exclusive=switch("exclusive"))
 
 
 NO_OPTIONS = FleetOptions()

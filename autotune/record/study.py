@@ -365,9 +365,8 @@ class Study:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StudyError(
-                f"{self.trials_folder}: cannot be read: {error.strerror}",
-                "give this user read access to the results folder",
+            raise StudyError.of(
+                "record.trials_unread", trials_folder=self.trials_folder, error=error
             ) from error
 
 
@@ -477,18 +476,12 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
             isinstance(reason, OSError) and reason.errno == errno.EFBIG
         )
         if path.exists() and isinstance(reason, OSError) and not is_damage:
-            raise StudyError(
-                f"{path}: cannot be read: {reason.strerror}",
-                "give this user read access to the results folder",
-            ) from error
+            raise StudyError.of("record.record_unread", path=path, reason=reason) from error
         raise
     version = data.get("schema_version")
     # Taken for damage, such a result would be declared lost and its trial run again.
     if type(version) is int and version != known:
-        raise StudyError(
-            f"{path}: schema {version}, this autotune reads schema {known}",
-            "use the autotune that wrote this study, or begin another with --study NAME",
-        )
+        raise StudyError.of("record.other_schema", path=path, version=version, known=known)
     return data
 
 

@@ -51,10 +51,7 @@ class Way(Session):
         """
         changes = changed_knobs(self.target, self.baseline, self.engine.context)
         if not changes:
-            raise JobError(
-                "the best configuration is the baseline: there is no change to be worth anything",
-                "name settings to reach with --set KNOB=VALUE",
-            )
+            raise JobError.of("search.nothing_changes")
         if len(changes) > MOST_CHANGES:
             raise JobError(
                 f"{len(changes)} changes lead from the baseline to the target, at most "

@@ -39,10 +39,7 @@ class Script(WorkloadPlugin):
         """See `WorkloadPlugin.workload`."""
         script = _observed(job)
         if candidate.layers is not None:
-            raise JobError(
-                "fidelity: a command of your own builds its model itself",
-                "leave fidelity out",
-            )
+            raise JobError.of("space.command_not_reduced")
         return Workload(
             name="script",
             model=job.model.source,
@@ -195,8 +192,5 @@ def _values(candidate: Candidate) -> dict[str, KnobValue]:
 
 def _observed(job: Job) -> Observed:
     if job.script is None:
-        raise JobError(
-            "workload script: the job names no command",
-            "give one after --: autotune search -- torchrun train.py",
-        )
+        raise JobError.of("space.no_command")
     return job.script

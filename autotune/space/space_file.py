@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
 from autotune.base.yaml_file import read_yaml
@@ -107,10 +106,7 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
     data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
     file = _validated(SpaceFile, data, where)
     if engine and file.engine not in (None, engine):
-        raise JobError(
-            f"{where}: engine {file.engine}: the job's engine is {engine}",
-            f"take {flag('engine')} {file.engine}, or another space",
-        )
+        raise JobError.of("space.other_engine", where=where, file=file, engine=engine)
     domains = {
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
@@ -228,9 +224,7 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         )
     first, last, step = _validated(Range, _tupled(written), key).range
     if step < 1 or first > last:
-        raise JobError(
-            f"{key}.range: [{first}, {last}, {step}] is empty", "[first, last, step], step above 0"
-        )
+        raise JobError.of("space.empty_range", key=key, first=first, last=last, step=step)
     if (last - first) // step >= MAX_VALUES_PER_KNOB:
         raise JobError(
             f"{key}.range: {(last - first) // step + 1} values, more than {MAX_VALUES_PER_KNOB}",
@@ -258,9 +252,8 @@ def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], wh
     except CycleError as error:
         circle = error.args[1][::-1]  # each waits for the next
         at = next(name for name in circle if domains[name].when)
-        raise JobError(
-            f"{where}: knobs.{at}.when: a circle: {' -> '.join(circle)}",
-            "let one of them stand without `when`",
+        raise JobError.of(
+            "space.when_in_a_circle", where=where, at=at, circle=" -> ".join(circle)
         ) from None
     for name, domain in domains.items():
         for other, allowed in domain.when:

@@ -718,23 +718,11 @@ def _lacking(release: str) -> frozenset[str]:
 
 def _check_trained(job: Job) -> None:
     if job.lengths != FIXED:
-        raise JobError(
-            "engine megatron: lengths: its trials train samples of seq_len tokens each",
-            f"leave lengths out, or use {flag('engine')} deepspeed",
-        )
+        raise JobError.of("engines.megatron.drawn_lengths")
     if job.finetune is not None:
-        raise JobError(
-            "engine megatron: finetune: Megatron-LM trains every weight",
-            "leave finetune out, or plan for DeepSpeed",
-        )
+        raise JobError.of("engines.megatron.finetuned")
     if job.base_config is not None:
-        raise JobError(
-            "engine megatron: base_config: that is a ds_config.json, which only DeepSpeed reads",
-            f"leave base_config out, or use {flag('engine')} deepspeed",
-        )
+        raise JobError.of("engines.megatron.ds_config")
     kind = str(job.optimizer.get("type", "AdamW"))
     if kind.lower() not in {"adam", "adamw", "fusedadam"}:
-        raise JobError(
-            f"engine megatron: optimizer {kind!r}: its layouts are predicted with Adam",
-            "name AdamW, or leave the optimizer out",
-        )
+        raise JobError.of("engines.megatron.other_optimizer", kind=kind)

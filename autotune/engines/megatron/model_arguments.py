@@ -12,7 +12,6 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.engines.releases import is_at_least
 from autotune.job.model import Model
 from autotune.trial.transformer_shape import (
@@ -444,8 +443,4 @@ def pattern_of(text: str) -> list[int]:
 
 
 def _cannot_be(model: Model, why: str) -> JobError:
-    return JobError(
-        f"engine megatron: model {model.name!r}: {why}",
-        "name a GPT-2, Llama, Mistral or Qwen model, or a mixture such as Mixtral, Qwen3-MoE, "
-        f"DeepSeek-V3, GLM-4.5 or GPT-OSS; or use {flag('engine')} deepspeed",
-    )
+    return JobError.of("engines.megatron.no_gpt_model", model=model, why=why)

@@ -45,10 +45,7 @@ def read_command(command: Sequence[str], folder: Path) -> CommandJob:
     """
     script = _script_of(command, folder)
     if script is None or script.name != SCRIPT:
-        raise JobError(
-            f"the command starts no {SCRIPT}, the one script of Megatron-LM that is searched",
-            f"write it as you start it: -- torchrun --nproc-per-node 8 {SCRIPT} ...",
-        )
+        raise JobError.of("engines.megatron.no_such_script", script=SCRIPT)
     release = known_release(release_of(script.parent), where=str(script.parent))
     launch = launch_of_line(shlex.join(command), release=release)
     for problem in launch.problems:
@@ -130,10 +127,7 @@ def _vocab(launch: MegatronLaunch) -> int:
         return int(given) + has_extra
     if kind in (None, "GPT2BPETokenizer"):
         return _VOCAB_OF_GPT2
-    raise JobError(
-        f"the command: --tokenizer-type {kind}: the number of its token ids is in its files",
-        "say it: --vocab-size N",
-    )
+    raise JobError.of("engines.megatron.vocab_in_files", kind=kind)
 
 
 def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
@@ -185,7 +179,4 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
             "tie_word_embeddings": is_tied,
         }
     summary = ", ".join(f"{name} {value}" for name, value in facts.items())
-    raise JobError(
-        f"the command: its model is neither GPT-2's nor Llama's: {summary}",
-        "name the model in a job: --megatron-path FOLDER --model ... --megatron-arguments '...'",
-    )
+    raise JobError.of("engines.megatron.unknown_model", summary=summary)

@@ -55,10 +55,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
             return lease
         # Another user's, whose name ours would have: the ranks would open it, or fail to.
         lease._name.close()
-    raise FleetError(
-        f"no free port found from {PORTS[0]} to {PORTS[-1]}",
-        "end the programs that listen on so many ports",
-    )
+    raise FleetError.of("fleet.no_free_port", first=PORTS[0], last=PORTS[-1])
 
 
 def check_reachable(address: str = LOOPBACK) -> None:

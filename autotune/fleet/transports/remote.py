@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
-from autotune.base.flags import flag
 from autotune.base.guarded_process import keeper_options
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
@@ -72,10 +71,7 @@ class RemoteTransport(Transport):
             JobError: It asks for each kind of device: that is several searches.
         """
         if options.is_of_each_kind:
-            raise JobError(
-                f"{flag('fleet_option')} kind={options.kind}: only `search` takes several kinds",
-                "name one, such as kind=H100, or leave it out",
-            )
+            raise JobError.of("fleet.kind_of_several", options=options)
         self.options = options
         self.clocks_ahead_s: dict[str, float] = {}
         """Host that answered -> how far its wall clock is ahead of this machine's."""
@@ -267,10 +263,8 @@ class Elsewhere(GangPlace):
                 if package.name in REPORTED and package.name not in found.releases
             ]
             if lacking:
-                raise FleetError(
-                    f"{package.name} is not installed on {', '.join(lacking)}",
-                    f"pip install {package.name} there, or name an interpreter that has it: "
-                    f"{flag('fleet_option')} python=PATH",
+                raise FleetError.of(
+                    "fleet.package_lacking", package=package, lacking=", ".join(lacking)
                 )
         return partial(self.gangs, job.world)
 
@@ -302,10 +296,7 @@ def remote_place(place: Place, fleet: str) -> Elsewhere:
         JobError: It is not.
     """
     if not isinstance(place, Elsewhere):
-        raise JobError(
-            f"{flag('fleet')} {fleet} has no nodes to ask",
-            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
-        )
+        raise JobError.of("fleet.no_nodes_to_ask", fleet=fleet)
     return place
 
 
@@ -367,12 +358,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             f"{kind[3] or 'missing'}"
             for kind, names in kinds.items()
         )
-        raise FleetError(
-            f"the nodes of the fleet differ, so that their figures do not compare: "
-            f"{'; '.join(parts)}",
-            f"search on one kind of them with {flag('fleet_option')} kind=NAME, or on one after "
-            "the other with kind=each; or install the same releases",
-        )
+        raise FleetError.of("fleet.nodes_differ", parts="; ".join(parts))
     environments = list(environment_of.values())
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
