@@ -79,10 +79,8 @@ def find_chosen(
         known = ", ".join(map(str, trials)) or "none"
         raise StudyError.of("app.no_trial", study=study, number=number, known=known)
     if (fidelity := trials[number].spec.identity.fidelity) is not None:
-        raise StudyError(
-            f"study {study.name}: trial {number} is a reduced one "
-            f"({describe_fidelity(fidelity)}): it cannot be exported",
-            "name a trial of the report",
+        raise StudyError.of(
+            "app.reduced_trial", study=study, number=number, fidelity=describe_fidelity(fidelity)
         )
     environment = _environment(facts, number)
     job = recorded_job(study)
@@ -323,11 +321,8 @@ def _check_answers(session: Session, trial: Trial) -> None:
     study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise StudyError(
-            f"study {study.name}: trial {trial.number} ran another job or "
-            f"configuration than {study.job_file} and the files that it names describe now: "
-            f"{'; '.join(changes[:3])}{more}",
-            "search again to measure what they describe, or put back what changed",
+        raise StudyError.of(
+            "app.other_job", study=study, trial=trial, changes="; ".join(changes[:3]), more=more
         )
 
 

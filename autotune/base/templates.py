@@ -104,9 +104,8 @@ class Templates:
         try:
             parsed = _DECODER.decode(text)
         except ValueError as error:
-            raise RenderError(
-                f"template {name}: the result is not valid JSON: {error}{_line_of(error, text)}",
-                "mend the template; values go through `| tojson`",
+            raise RenderError.of(
+                "base.template_no_json", name=name, error=error, line=_line_of(error, text)
             ) from error
         if not isinstance(parsed, dict):
             kind = type(parsed).__name__
@@ -131,9 +130,7 @@ class Templates:
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
             reason = _in_words(error)
-            raise RenderError(
-                f"template {name}: cannot be compiled: {reason}", "make its expressions simpler"
-            ) from error
+            raise RenderError.of("base.template_not_compiled", name=name, reason=reason) from error
         self._compiled[name] = template
         return template
 

@@ -76,10 +76,8 @@ def with_devices(nodes: Sequence[Node], n_devices: int | None) -> tuple[Node, ..
     n = fewest if n_devices is None else n_devices
     for node, of_node in zip(nodes, devices, strict=True):
         if n > len(of_node):
-            raise FleetError(
-                f"--world {n}: {node.name} has {len(of_node)} device(s), and ranks that share "
-                "one measure each other",
-                f"at most {fewest}",
+            raise FleetError.of(
+                "probe.too_few_devices", n=n, node=node, n_there=len(of_node), fewest=fewest
             )
     return tuple(
         dataclasses.replace(node, devices=of_node[:n], places=())

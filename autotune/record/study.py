@@ -165,10 +165,8 @@ class Study:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StudyError(
-                f"{self.folder}: another search holds this study (process "
-                f"{self.holder() or 'unknown'})",
-                f"wait for it, end it, or give this one its own {flag('study')} NAME",
+            raise StudyError.of(
+                "record.held", folder=self.folder, holder=self.holder() or "unknown"
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)

@@ -180,10 +180,7 @@ def _values(knob: Knob, written: object, key: str) -> list[KnobValue]:
     if not raw:
         raise JobError(f"{key}: the list of values is empty", f"list at least one; {knob.menu}")
     if len(raw) > MAX_VALUES_PER_KNOB:
-        raise JobError(
-            f"{key}: {len(raw)} values, more than {MAX_VALUES_PER_KNOB}",
-            "list fewer: each multiplies the grid",
-        )
+        raise JobError.of("space.many_values", key=key, n=len(raw), most=MAX_VALUES_PER_KNOB)
     values = [knob.check(value, where=key) for value in raw]
     for value in values:
         if values.count(value) > 1:
@@ -208,10 +205,7 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         for end in (first, last):
             if end < 1 or end & (end - 1) or end > MAX_VALUE:
                 near = 2 ** round(math.log2(min(max(end, 1), MAX_VALUE)))
-                raise JobError(
-                    f"{key}.powers_of_two: {end} is not a power of two up to {MAX_VALUE}",
-                    f"the nearest is {near}",
-                )
+                raise JobError.of("space.no_power", key=key, end=end, most=MAX_VALUE, near=near)
         if first > last:
             raise JobError(f"{key}.powers_of_two: {first} is above {last}", "[first, last]")
         yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
@@ -226,9 +220,8 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
     if step < 1 or first > last:
         raise JobError.of("space.empty_range", key=key, first=first, last=last, step=step)
     if (last - first) // step >= MAX_VALUES_PER_KNOB:
-        raise JobError(
-            f"{key}.range: {(last - first) // step + 1} values, more than {MAX_VALUES_PER_KNOB}",
-            "widen the step",
+        raise JobError.of(
+            "space.long_range", key=key, n=(last - first) // step + 1, most=MAX_VALUES_PER_KNOB
         )
     yield from range(first, last + 1, step)
 

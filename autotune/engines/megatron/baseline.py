@@ -53,10 +53,8 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
     try:
         return _knobs(launch, job), dict(_notes(launch))
     except UnknownFactError as error:
-        raise JobError(
-            f"{path}: the file does not tell {flags_of(str(error))}, or a value that no layout "
-            "here has",
-            "write the numbers into the file; embedding and loss count both as layers, or neither",
+        raise JobError.of(
+            "engines.megatron.layout_untold", path=path, flags_of=flags_of(str(error))
         ) from error
 
 

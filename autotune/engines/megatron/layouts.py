@@ -238,10 +238,7 @@ def _crossed(rows: Columns, name: str, values: Counts) -> dict[str, Counts]:
     """
     n = len(next(iter(rows.values()))) if rows else 1
     if n * len(values) > _MOST_ROWS:
-        raise JobError(
-            f"engine megatron: {n * len(values)} layouts to judge at once, at most {_MOST_ROWS}",
-            "a world, a global batch or a number of layers with fewer divisors has fewer",
-        )
+        raise JobError.of("engines.megatron.too_many_layouts", n=n * len(values), most=_MOST_ROWS)
     crossed = {key: np.repeat(column, len(values)) for key, column in rows.items()}
     return {**crossed, name: np.tile(values, n)}
 

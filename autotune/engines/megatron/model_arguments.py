@@ -128,9 +128,8 @@ _HAS_SINKS, _HAS_YARN_FLAGS = "0.15", "0.19"
 
 
 def _not_in(model: Model, release: str, why: str, others: str) -> JobError:
-    return JobError(
-        f"engine megatron: model {model.name!r} under Megatron Core {release}: {why}",
-        f"take {others}",
+    return JobError.of(
+        "engines.megatron.not_in_release", model=model, release=release, why=why, others=others
     )
 
 
