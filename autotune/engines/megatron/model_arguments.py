@@ -83,13 +83,11 @@ def balance_advice(model: Model) -> str:
     if model.shape.n_experts < 2:
         return ""
     config = model.source["config"]
-    if _is_sigmoid(model):
-        return (
-            f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff "
-            f"{_BALANCE_OF_BIASED:g}"
-        )
-    coefficient = config.get("router_aux_loss_coef") or config.get("aux_loss_alpha") or 1e-3
-    return f"--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff {coefficient:g}"
+    is_biased = _is_sigmoid(model)
+    of_config = config.get("router_aux_loss_coef") or config.get("aux_loss_alpha") or 1e-3
+    kind, coefficient = ("seq_", _BALANCE_OF_BIASED) if is_biased else ("", of_config)
+    flags = f"--moe-router-load-balancing-type {kind}aux_loss"
+    return f"{flags} --moe-aux-loss-coeff {coefficient:g}"
 
 
 def check_release(model: Model, release: str, *, by_script: bool) -> None:
@@ -101,36 +99,21 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
     if not release:
         return
     rope = rope_settings(model.source.get("config", {}))
+    other: list[str] = []
     if has_sinks(model):
         if not is_at_least(release, _HAS_SINKS):
-            raise _not_in(model, release, "it has no attention sinks", "0.15 or a later one")
+            raise JobError.of("engines.megatron.no_sinks", model=model, release=release)
         has_flags = rope["rope_type"] != "yarn" or is_at_least(release, _HAS_YARN_FLAGS)
         if by_script and not has_flags:
-            raise _not_in(
-                model,
-                release,
-                "its pretrain_gpt.py has no flags for the model's YaRN positions",
-                "0.19 or a later one; the trials' own script (--to megatron-core) sets them",
-            )
+            raise JobError.of("engines.megatron.no_yarn_flags", model=model, release=release)
     elif "is_latent" in _of_mixture(model) and by_script and rope["rope_type"] == "yarn":
-        other = {name: rope[name] for name in _YARN_OF_LATENT if name in _yarn_of_latent(rope)}
-        if other:
-            raise _not_in(
-                model,
-                release,
-                f"its pretrain_gpt.py has no flags for {', '.join(other)} of YaRN, which differ "
-                "from what it assumes",
-                "the trials' own script (--to megatron-core), or Megatron-Bridge",
-            )
+        other = [name for name in _YARN_OF_LATENT if name in _yarn_of_latent(rope)]
+    if other:
+        names = ", ".join(other)
+        raise JobError.of("engines.megatron.other_yarn", model=model, release=release, names=names)
 
 
 _HAS_SINKS, _HAS_YARN_FLAGS = "0.15", "0.19"
-
-
-def _not_in(model: Model, release: str, why: str, others: str) -> JobError:
-    return JobError.of(
-        "engines.megatron.not_in_release", model=model, release=release, why=why, others=others
-    )
 
 
 def has_layer_norm(model: Model, seq_len: int) -> bool:
@@ -161,14 +144,10 @@ def _family(model: Model) -> str:
     return str(model.source.get("config", {}).get("model_type", ""))
 
 
-_WHY = {
-    "llama4_text": "Megatron Core has no attention in chunks, and pretrain_gpt.py no flags for "
-    "Llama 4's norm of queries and keys and for router weights on the inputs of experts",
-    "minimax_m2": "it norms the queries of all heads together, and Megatron those of each head; "
-    "Megatron-Bridge converts it with layers of its own, which no file here names",
-}
-"""Family -> why Megatron's GPT model is none, by megatron/core/models/gpt/gpt_layer_specs.py and
-megatron/training/arguments.py up to 0.19, and Megatron-Bridge's models/minimax_m2."""
+_WHY: Mapping[str, str] = _TABLES["not"]
+"""Why Megatron's GPT model is none of a family, by megatron/core/models/gpt/gpt_layer_specs.py and
+megatron/training/arguments.py up to 0.19, and Megatron-Bridge's models/minimax_m2; or not one
+whose config says something."""
 
 
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
@@ -285,40 +264,24 @@ def _refuse_mixture(model: Model, seq_len: int) -> None:
         raise _cannot_be(model, f"its experts have {config['hidden_act']}, Megatron's silu")
     window = model.shape.window if model.shape.n_windowed_layers else 0
     if "has_windows" in _of_mixture(model) and 0 < window < seq_len:
-        raise _cannot_be(
-            model, f"it attends to a window of {window} tokens, and samples have {seq_len}"
-        )
+        raise _cannot_be(model, _WHY["window"].format(window=window, seq_len=seq_len))
     has_biases = bool(config.get("attention_bias", family == "gpt_oss"))
     if has_biases != (family == "gpt_oss") and family != "glm4_moe":
-        raise _cannot_be(
-            model,
-            f"attention_bias {str(has_biases).lower()}: Megatron's attention has biases where its "
-            "experts have them",
-        )
+        raise _cannot_be(model, _WHY["biases"].format(value=str(has_biases).lower()))
     if _is_sigmoid(model) and not config.get("norm_topk_prob", True):
-        raise _cannot_be(
-            model,
-            "norm_topk_prob false: Megatron makes sigmoid weights of a token's experts add up to "
-            "1, always",
-        )
+        raise _cannot_be(model, _WHY["normalized"])
     _refuse_groups(model)
 
 
 def _refuse_groups(model: Model) -> None:
     """Megatron scores a group of experts by its best `topk // topk_group`, whatever the model."""
-    groups = _groups(model)
-    if groups is None:
+    if (groups := _groups(model)) is None:
         return
-    _, taken = groups
-    counted = model.shape.experts_per_token // taken
+    n, taken = model.shape.experts_per_token, groups[1]
     best = _GROUPED_BY_SUM_OF if _is_sigmoid(model) else 1
-    if counted != best:
-        raise _cannot_be(
-            model,
-            f"a group of experts is scored by its best {best}, and Megatron would score it by its "
-            f"best {counted}: num_experts_per_tok {model.shape.experts_per_token} // topk_group "
-            f"{taken}",
-        )
+    if (counted := n // taken) != best:
+        why = _WHY["groups"].format(best=best, counted=counted, n=n, taken=taken)
+        raise _cannot_be(model, why)
 
 
 def _groups(model: Model) -> tuple[int, int] | None:
@@ -347,34 +310,32 @@ def _latent_positions(model: Model) -> Arguments:
     return found | {"rope_type": "rope", "no_rope_fusion": True}  # the kernel knows YaRN alone
 
 
-def _yarn_of_latent(rope: Mapping[str, Any]) -> Arguments:
-    found: Arguments = {
+def _scaling(rope: Mapping[str, Any]) -> Arguments:
+    return {
         "rotary_scaling_factor": float(rope["factor"]),
         "mscale": float(rope.get("mscale") or 1.0),
         "mscale_all_dim": float(rope.get("mscale_all_dim") or 0.0),
     }
-    for name, usual in _YARN_OF_LATENT.items():
-        value = rope.get(name)
-        if value is not None and value != usual:
-            found[name] = value
-    return found
+
+
+def _yarn_of_latent(rope: Mapping[str, Any]) -> Arguments:
+    said = {name: rope[name] for name in _YARN_OF_LATENT if rope.get(name) is not None}
+    other = {name: value for name, value in said.items() if value != _YARN_OF_LATENT[name]}
+    return {**_scaling(rope), **other}
 
 
 def _positions(model: Model) -> Arguments:
     config, family = dict(model.source["config"]), _family(model)
     rope = rope_settings(config)
     if rope["rope_type"] == "yarn":
+        longest = rope.get("original_max_position_embeddings") or 4096
         return {
             "position_embedding_type": "yarn",
             "rotary_base": _theta(model, rope),
-            "rotary_scaling_factor": float(rope["factor"]),
-            "yarn_original_max_position_embeddings": int(
-                rope.get("original_max_position_embeddings") or 4096
-            ),
+            "yarn_original_max_position_embeddings": int(longest),
             "yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
             "yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
-            "mscale": float(rope.get("mscale") or 1.0),
-            "mscale_all_dim": float(rope.get("mscale_all_dim") or 0.0),
+            **_scaling(rope),
             **({} if rope.get("truncate", True) else {_UNROUNDED: True}),
         }
     found: Arguments = {}
