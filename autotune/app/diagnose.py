@@ -115,18 +115,17 @@ def diagnose(
     )
 
 
+_SHARES = ("world", "global_batch", "precision")
+"""What both a script and a job are called by."""
+
+
 def _settings_of_script(script: Observed) -> dict[str, Any]:
     """What a command trains with, as its first run showed it."""
+    read_off = ("optimizer", "n_params", "n_params_frozen")
     return {
-        "world": script.world,
-        "micro_batch": script.micro_batch,
-        "grad_accum": script.grad_accum,
-        "global_batch": script.global_batch,
+        **{name: getattr(script, name) for name in (*_SHARES, "micro_batch", "grad_accum")},
         "tokens_per_sample": script.seq_len if script.has_tokens else None,
-        "precision": script.precision,
-        "optimizer": script.description.get("optimizer"),
-        "n_params": script.description.get("n_params"),
-        "n_params_frozen": script.description.get("n_params_frozen"),
+        **{name: script.description.get(name) for name in read_off},
     }
 
 
@@ -134,12 +133,9 @@ def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
     """The same of a command whose arguments tell it."""
     job = session.job
     return {
-        "world": job.world,
-        "micro_batch": baseline.micro_batch,
-        "grad_accum": baseline.grad_accum,
-        "global_batch": job.global_batch,
+        **{name: getattr(job, name) for name in _SHARES},
+        **{name: getattr(baseline, name) for name in ("micro_batch", "grad_accum")},
         "tokens_per_sample": job.seq_len,
-        "precision": job.precision,
         "optimizer": str(job.optimizer.get("type", "Adam")),
         "n_params": job.model.shape.n_params,
         "n_params_frozen": 0,
