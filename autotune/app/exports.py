@@ -91,11 +91,9 @@ def find_chosen(
     guards = guards_of(history.trials, facts.baseline.candidate_hash, facts.guard_steps)
     guard = guards.get(candidate.hash)
     if guard is not None and guard.is_drift and not (allow_loss_drift or job.allow_loss_drift):
-        raise StudyError(
-            f"study {study.name}: the losses of trial {number} drift from the baseline's: "
-            f"{guard.why}",
-            "leave --trial out to export the best whose losses agree, or export this one with "
-            f"{switch('allow_loss_drift')}",
+        allow = switch("allow_loss_drift")
+        raise StudyError.of(
+            "app.losses_drift", study=study, number=number, guard=guard, allow=allow
         )
     session = Session(
         job=job,

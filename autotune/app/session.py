@@ -155,13 +155,8 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
         JobError: The keys of the job name the default engine's own one.
     """
     if lattice.is_laid_out and keys.get("space") not in (None, PLAN_SPACE):
-        raise JobError(
-            f"engine {lattice.context.engine}: space {keys['space']}: that is one of "
-            f"{DEFAULT_ENGINE}'s",
-            f"leave it out, and all legal layouts are ranked; or name {PLAN_SPACE}, which has all "
-            "that `autotune plan` ranks, or a space of this engine's: "
-            f"{', '.join(shipped_spaces(lattice.context.engine)) or 'a file'}",
-        )
+        own = ", ".join(shipped_spaces(lattice.context.engine)) or "a file"
+        raise JobError.of("app.others_space", lattice=lattice, keys=keys, own=own)
 
 
 def both_engines(

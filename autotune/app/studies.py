@@ -177,15 +177,11 @@ def explain_trial(study: Study, number: int) -> Explanation:
         raise StudyError(
             f"study {study.name}: there is no trial {number}", hint if known else listed
         )
-    why = "it did not measure, was a run of the final comparison or a reduced one, or "
-    why += "--no-diagnose was given"
+    if (origin := report.facts.origin) is not Origin.MEASURED:
+        raise StudyError.of("app.nothing_ran", study=study, number=number, origin=origin.value)
     if trial.measured is not None and trial.spec.measure.diagnoses:
-        why = "its training ended too soon for one"
-        hint = "let it take more steps, then search again with --fresh"
-    if report.facts.origin is not Origin.MEASURED:
-        why = "nothing ran: the study is " + report.facts.origin.value
-        hint = "`autotune explain` says where the predicted time goes"
-    raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
+        raise StudyError.of("app.too_short", study=study, number=number)
+    raise StudyError.of("app.not_diagnosed", study=study, number=number, hint=hint)
 
 
 def _within_reach(explanation: Explanation, study: Study) -> Explanation:

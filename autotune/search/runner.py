@@ -287,12 +287,8 @@ class Runner:
         if last.wall_s >= limit_s:
             longer = f"search with a longer {flag('trial_timeout')}"
             more = f"if trials need more than {format_seconds(limit_s)}, {longer}; "
-        raise FleetError(
-            f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
-            f"last ({last.number}) by {last.outcome}: {last.evidence}",
-            f"{more}see {self.record.trial_folder(last.number)} and `autotune doctor`, then run "
-            "the same command again: it resumes",
-        )
+        folder, n = self.record.trial_folder(last.number), self._n_faults_in_a_row
+        raise FleetError.of("search.faults_in_a_row", n=n, last=last, more=more, folder=folder)
 
 
 @contextmanager

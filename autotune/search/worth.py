@@ -53,11 +53,8 @@ class Way(Session):
         if not changes:
             raise JobError.of("search.nothing_changes")
         if len(changes) > MOST_CHANGES:
-            raise JobError(
-                f"{len(changes)} changes lead from the baseline to the target, at most "
-                f"{MOST_CHANGES} are run one by one: {', '.join(changes)}",
-                "name fewer of them with --set KNOB=VALUE",
-            )
+            names = ", ".join(changes)
+            raise JobError.of("search.too_many", n=len(changes), most=MOST_CHANGES, names=names)
         return changes
 
     def candidate(self, corner: Corner) -> Candidate:

@@ -131,11 +131,8 @@ class RemoteTransport(Transport):
         """
         found, problems = self._asked
         if not found:
-            raise FleetError(
-                "no node of the fleet can be used: "
-                + "; ".join(f"{name}: {why}" for name, why in problems.items()),
-                "mend what they say; `autotune doctor --fleet ...` asks each of them",
-            )
+            said = "; ".join(f"{name}: {why}" for name, why in problems.items())
+            raise FleetError.of("fleet.no_node", said=said)
         return found
 
     @cached_property

@@ -13,7 +13,6 @@ from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
 from autotune.record.study import results
-from autotune.report.page.scale import PlotScale, Tick, scale_of
 from autotune.report.page.shapes import (
     Bar,
     Chart,
@@ -22,6 +21,9 @@ from autotune.report.page.shapes import (
     LegendEntry,
     Mark,
     Panel,
+    PlotScale,
+    Tick,
+    scale_of,
     thinned,
 )
 from autotune.report.story import Story
