@@ -1,9 +1,14 @@
 """Errors a user can cause, and the exit codes that they end the program with."""
 
 import json
+import re
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
+
+from autotune.base.flags import flag
+
+_KEY = re.compile(r"\{--(\w+)\}")
 
 
 class ExitCode(IntEnum):
@@ -43,21 +48,11 @@ class AutotuneError(Exception):
         room, _, name = row.rpartition(".")
         file = Path(__file__).parents[1].joinpath(*room.split("."), "errors.json")
         texts = json.loads(file.read_text(encoding="utf-8"))[name]
-        return cls(*(text.format_map(_Values(values)) for text in texts))
+        said = (_KEY.sub(lambda key: flag(key[1]), text) for text in texts)
+        return cls(*(text.format(**values) for text in said))
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message
-
-
-class _Values(dict[str, object]):
-    """Values of a row, and the keys that it names."""
-
-    def __missing__(self, name: str) -> str:
-        from autotune.base.flags import flag
-
-        if not name.startswith("--"):
-            raise KeyError(name)
-        return flag(name.removeprefix("--"))
 
 
 class JobError(AutotuneError):
