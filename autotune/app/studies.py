@@ -103,10 +103,8 @@ def find_study(results: Path, name: str | None) -> Study:
         if study.name == name:
             return study
     names = [study.name for study in found]
-    raise StudyError(
-        f"{results}: holds no study {name!r}",
-        f"{did_you_mean(name, names)}there are {named(names)}",
-    )
+    hint = f"{did_you_mean(name, names)}there are {named(names)}"
+    raise StudyError(f"{results}: holds no study {name!r}", hint)
 
 
 def locate(run: str, results: Path) -> Study:

@@ -118,13 +118,11 @@ class Templates:
             template = self._environment.get_template(name)
         except TemplateNotFound as error:
             looked = ", ".join(str(folder) for folder in self.folders)
-            raise RenderError(
-                f"template {error.name or name}: not found in {looked}", "add it there"
-            ) from error
+            problem = f"template {error.name or name}: not found in {looked}"
+            raise RenderError(problem, "add it there") from error
         except TemplateSyntaxError as error:
-            raise RenderError.of(
-                "base.template_line", name=error.name or name, error=error
-            ) from error
+            at = error.name or name
+            raise RenderError.of("base.template_line", name=at, error=error) from error
         except (OSError, UnicodeDecodeError) as error:
             raise RenderError.of("base.template_unread", name=name, why=unread(error)) from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.

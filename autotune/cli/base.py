@@ -153,10 +153,8 @@ def refuse_several(**forms: object) -> None:
     """Raise a JobError where more than one form of output, by its flag, is asked for."""
     asked = [f"--{name}" for name, value in forms.items() if value]
     if len(asked) > 1:
-        raise JobError(
-            f"{' and '.join(asked)}: each is another form of the same report",
-            f"give one of {', '.join(f'--{name}' for name in forms)}",
-        )
+        problem = f"{' and '.join(asked)}: each is another form of the same report"
+        raise JobError(problem, f"give one of {', '.join(f'--{name}' for name in forms)}")
 
 
 def print_files(files: Sequence[Path], *, as_json: bool) -> None:

@@ -105,10 +105,8 @@ class HelpfulGroup(_Helpful, TyperGroup):
         """
         name = args[0]
         if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            raise JobError(
-                f"there is no command {name!r}",
-                did_you_mean(name, self.commands, alike=0.6) + "`autotune --help` lists them",
-            )
+            guess = did_you_mean(name, self.commands, alike=0.6)
+            raise JobError(f"there is no command {name!r}", guess + "`autotune --help` lists them")
         return super().resolve_command(ctx, args)
 
 

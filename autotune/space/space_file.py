@@ -137,10 +137,9 @@ def _validated(model: type[M], data: object, where: str) -> M:
         at = next((n for n, guess in enumerate(guesses) if guess), 0)
         item, guess = found[at], guesses[at]
         key = ".".join(str(part) for part in item["loc"])
-        raise JobError(
-            f"{where}: {shortened(key) + ': ' if key else ''}{_complaint(item)}",
-            f"{guess}known keys: {', '.join(known)}",
-        ) from error
+        at_key = f"{where}: {shortened(key)}" if key else where
+        hint = f"{guess}known keys: {', '.join(known)}"
+        raise JobError(f"{at_key}: {_complaint(item)}", hint) from error
 
 
 _COMPLAINTS = {
@@ -211,11 +210,8 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
         return
     if "range" not in written:
-        raise JobError(
-            f"{key}: {_short(written)} is not a way to write values",
-            did_you_mean(str(next(iter(written), "")), _FORMS, most=1)
-            + "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
-        )
+        guess = did_you_mean(str(next(iter(written), "")), _FORMS, most=1)
+        raise JobError.of("space.no_values", key=key, written=_short(written), guess=guess)
     first, last, step = _validated(Range, _tupled(written), key).range
     if step < 1 or first > last:
         raise JobError.of("space.empty_range", key=key, first=first, last=last, step=step)
@@ -245,17 +241,14 @@ def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], wh
     except CycleError as error:
         circle = error.args[1][::-1]  # each waits for the next
         at = next(name for name in circle if domains[name].when)
-        raise JobError.of(
-            "space.when_in_a_circle", where=where, at=at, circle=" -> ".join(circle)
-        ) from None
+        way = " -> ".join(circle)
+        raise JobError.of("space.when_in_a_circle", where=where, at=at, circle=way) from None
     for name, domain in domains.items():
         for other, allowed in domain.when:
             if other in domains and not allowed & set(domains[other].values):
-                raise JobError(
-                    f"{where}: knobs.{name}.when: {other} never is {_listed(allowed)} in this "
-                    f"space: it has {_listed(domains[other].values)}",
-                    "name a value that it has, or leave this knob out",
-                )
+                at = f"{where}: knobs.{name}.when"
+                never, has = _listed(allowed), _listed(domains[other].values)
+                raise JobError.of("space.never_so", at=at, other=other, never=never, has=has)
 
 
 def _in_order(waits: Mapping[str, set[str]], knobs: Catalogue) -> Iterator[str]:
