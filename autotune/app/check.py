@@ -222,16 +222,9 @@ def _of_launches(launches: Sequence["MegatronLaunch"], flags: CheckFlags) -> lis
     if flags.choose:
         raise JobError.of("app.choice_of_launch", flags=flags)
     environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
-    return [
-        check_launch(
-            launch,
-            environment,
-            world=flags.world,
-            ignore=flags.ignore,
-            checkout=flags.megatron_path,
-        )
-        for launch in launches
-    ]
+    given: dict[str, Any] = {"world": flags.world, "ignore": flags.ignore}
+    given["checkout"] = flags.megatron_path
+    return [check_launch(launch, environment, **given) for launch in launches]
 
 
 def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:

@@ -313,13 +313,10 @@ def subject_of(
     limit_bytes = settings.get("memory_limit_bytes")
     if limit_bytes is not None:
         limit_bytes = min(whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
+    digest = digest_of(files)[:12]
     spec = TrialSpec(
         identity=Identity(
-            study=folder.name,
-            number=0,
-            role=Role.SOAK,
-            candidate_hash=digest_of(files)[:12],
-            knobs={},
+            study=folder.name, number=0, role=Role.SOAK, candidate_hash=digest, knobs={}
         ),
         layout=layout,
         workload=workload,

@@ -138,30 +138,16 @@ def device_names(
 
 
 def _spec(accelerator: str, world: int, timeout_s: float) -> TrialSpec:
+    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "dp": world, "micro_batch": 1, "grad_accum": 1}
+    steps: dict[str, Any] = {"warmup_steps": 0, "min_steps": 1, "max_steps": 1}
     return TrialSpec(
         identity=Identity(
             study="measurement", number=0, role=Role.SEARCH, candidate_hash="", knobs={}
         ),
-        layout=Layout(
-            accelerator=accelerator,
-            world=world,
-            tp=1,
-            pp=1,
-            dp=world,
-            micro_batch=1,
-            grad_accum=1,
-            global_batch=world,
-        ),
+        layout=Layout(accelerator=accelerator, world=world, global_batch=world, **sizes),
         workload=Workload(model={}, seq_len=1, precision="fp32"),
         engine=EngineSettings(expected={}),
-        measure=Measure(
-            warmup_steps=0,
-            min_steps=1,
-            max_steps=1,
-            target_half_width=0.0,
-            budget_s=timeout_s,
-            timeout_s=timeout_s,
-        ),
+        measure=Measure(**steps, target_half_width=0.0, budget_s=timeout_s, timeout_s=timeout_s),
     )
 
 

@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -343,25 +344,19 @@ def common_environment(transport: RemoteTransport) -> Environment:
     """
     found, nodes = transport.inventory, transport.nodes()
     environment_of = {name: inventory.environment for name, inventory in found.items()}
-    kinds = names_by(
-        {
-            name: (has.accelerator, has.device_name, has.torch_version, has.deepspeed_version)
-            for name, has in environment_of.items()
-        }
-    )
+    alike = attrgetter("accelerator", "device_name", "torch_version", "deepspeed_version")
+    kinds = names_by({name: alike(has) for name, has in environment_of.items()})
     if len(kinds) > 1:
-        parts = (
-            f"{', '.join(names)}: {kind[1]}, torch {kind[2] or 'missing'}, DeepSpeed "
-            f"{kind[3] or 'missing'}"
-            for kind, names in kinds.items()
-        )
+        parts = []
+        for (_, device, *releases), names in kinds.items():
+            torch, deepspeed = (release or "missing" for release in releases)
+            parts.append(f"{', '.join(names)}: {device}, torch {torch}, DeepSpeed {deepspeed}")
         raise FleetError.of("fleet.nodes_differ", parts="; ".join(parts))
     environments = list(environment_of.values())
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
     everywhere: dict[str, Any] = {
-        flag: all(getattr(environment, flag) for environment in environments)
-        for flag in _NOT_EVERYWHERE
+        flag: all(getattr(one, flag) for one in environments) for flag in _NOT_EVERYWHERE
     }
     return replace(
         first,
@@ -371,9 +366,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             for node in nodes
         ),
         precisions=tuple(
-            precision
-            for precision in first.precisions
-            if all(precision in environment.precisions for environment in environments)
+            p for p in first.precisions if all(p in e.precisions for e in environments)
         ),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
         megatron_core=releases.pop() if len(releases) == 1 else "",
