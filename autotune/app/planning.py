@@ -220,13 +220,9 @@ def _handout(outlook: Outlook, ranking: Ranking, rank: int) -> Handout:
             violation.message for violation in outlook.engine.judge(ranking.candidates[place])
         )
         raise JobError.of("app.rank_refused", rank=rank, why=why)
-    return replace(
-        handout_of(
-            ranking.candidates[place],
-            engine=outlook.engine,
-            job=outlook.job,
-            environment=outlook.environment,
-        ),
-        prediction=ranking_as_dict(ranking, [rank])["candidates"][0],
-        is_described=outlook.wishes.gpu is not None,
+    candidate, is_described = ranking.candidates[place], outlook.wishes.gpu is not None
+    handout = handout_of(
+        candidate, engine=outlook.engine, job=outlook.job, environment=outlook.environment
     )
+    prediction = ranking_as_dict(ranking, [rank])["candidates"][0]
+    return replace(handout, prediction=prediction, is_described=is_described)

@@ -56,11 +56,8 @@ def ask(
                 input=json.dumps(request),
                 timeout_s=timeout_s,
                 data_bytes=limit_bytes,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "CUDA_VISIBLE_DEVICES": "",
-                },
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
             )
         except subprocess.TimeoutExpired as error:
             problem = f"{about}: {doing} is not done after {timeout_s:.0f} s"

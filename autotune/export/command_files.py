@@ -218,14 +218,11 @@ def training_of(handout: Handout) -> CommandTraining:
         raise RenderError.of("export.no_command")
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
-    edits = engine.edits(handout.candidate)
+    edits, candidate = engine.edits(handout.candidate), handout.candidate
     return CommandTraining(
         script=script,
         edits=edits,
-        values={
-            **engine.as_written(handout.candidate),
-            "grad_accum": handout.candidate.grad_accum,
-        },
+        values={**engine.as_written(candidate), "grad_accum": candidate.grad_accum},
         folder=handout.folder,
         carried=frozenset(handout.carried),
         files_read=_edited_files(script, edits, handout.carried),

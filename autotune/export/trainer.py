@@ -130,18 +130,15 @@ def trainer_values(handout: Handout, consumer: str) -> dict[str, Any]:
         RenderError: The installed transformers cannot recompute every K-th layer.
     """
     found, settings = trained(handout), handout.workload.settings
-    is_fp32 = handout.workload.precision == "fp32"  # consumers have defaults of their own
+    # Consumers have defaults of their own.
+    off = {"bf16": False, "fp16": False} if handout.workload.precision == "fp32" else {}
     switches = {
         "torch_compile": settings.get("compile", "none") != "none",
         "use_cpu": handout.environment.accelerator == "cpu",
     }
     return {
         "tuned": found.arguments,
-        "arguments": {
-            "deepspeed": CONFIG_FILE,
-            **found.arguments,
-            **({"bf16": False, "fp16": False} if is_fp32 else {}),
-        },
+        "arguments": {"deepspeed": CONFIG_FILE, **found.arguments, **off},
         "recomputation": recompute_arguments(handout, consumer),
         "switches": {name: True for name, is_on in switches.items() if is_on},
         "of_the_run": found.of_the_run,

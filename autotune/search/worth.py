@@ -6,7 +6,7 @@ target, the target without each change, and what lies between in the order of th
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -175,7 +175,7 @@ class WayRunner(Rounds):
             up=[step(change, b, b | {change}) for change, b in zip(order, below, strict=True)],
             alone=[step(change, frozenset(), frozenset({change})) for change in order],
             out=[step(change, whole - {change}, whole) for change in order],
-            interactions=self._interactions(blocks, place),
+            interactions=[*self._interactions(blocks, place)],
             gain=self._gain(blocks, whole, frozenset()),
             device_name=self.session.environment.device_name,
         )
@@ -206,12 +206,12 @@ class WayRunner(Rounds):
             why="" if runs else why,
         )
 
-    def _interactions(self, blocks: Blocks, place: Mapping[Corner, int]) -> list[Interaction]:
+    def _interactions(self, blocks: Blocks, place: Mapping[Corner, int]) -> Iterator[Interaction]:
         """Pairs whose gain together is told apart from the product of their gains alone.
 
         Beside the baseline where the pair ran there, else beside the other changes of the target.
         """
-        whole, found = frozenset(self.session.changes), []
+        whole = frozenset(self.session.changes)
         pairs = list(itertools.combinations(self.session.changes, 2))
         for first, second in pairs:
             one, other = frozenset({first}), frozenset({second})
@@ -229,16 +229,13 @@ class WayRunner(Rounds):
                 if factor is None or not factor.is_told_apart:
                     continue
                 gain = self._gain
-                found.append(
-                    Interaction(
-                        first=self.session.words(first),
-                        second=self.session.words(second),
-                        first_alone=gain(blocks, base | one, base),
-                        first_after_second=gain(blocks, both, base | other),
-                        second_alone=gain(blocks, base | other, base),
-                        second_after_first=gain(blocks, both, base | one),
-                        factor=factor,
-                    )
+                yield Interaction(
+                    first=self.session.words(first),
+                    second=self.session.words(second),
+                    first_alone=gain(blocks, base | one, base),
+                    first_after_second=gain(blocks, both, base | other),
+                    second_alone=gain(blocks, base | other, base),
+                    second_after_first=gain(blocks, both, base | one),
+                    factor=factor,
                 )
                 break
-        return found
