@@ -29,8 +29,9 @@ from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
 
-_KERNELS: Mapping[str, Mapping[str, Arguments]] = table_beside(__file__, "kernels.json")
-"""What has kernels -> the arguments of a run without it, and with it for mixtures of experts."""
+KERNELS: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "kernels.json")
+"""What has kernels -> the arguments of a run without it, and with it for mixtures of experts; and
+what is said where it is missing."""
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
 """Arguments of a checkout's own script besides: processes that load data would take the cores of
 the ranks."""
@@ -118,7 +119,7 @@ def expert_kernels(environment: Environment, model: Model) -> Arguments:
     """What a mixture of experts is told where Transformer Engine has kernels for it."""
     has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
     is_told = has_te and model.shape.n_experts > 1
-    return dict(_KERNELS["transformer_engine"]["with_experts"]) if is_told else {}
+    return dict(KERNELS["transformer_engine"]["with_experts"]) if is_told else {}
 
 
 def kernel_arguments(environment: Environment) -> Arguments:
@@ -129,7 +130,7 @@ def kernel_arguments(environment: Environment) -> Arguments:
         "apex": on_gpu and environment.has_apex,
         "gpu": on_gpu,
     }
-    lacking = [_KERNELS[name]["without"] for name, is_there in has.items() if not is_there]
+    lacking = [KERNELS[name]["without"] for name, is_there in has.items() if not is_there]
     return {name: value for arguments in lacking for name, value in arguments.items()}
 
 

@@ -33,6 +33,7 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import (
+    KERNELS,
     SCRIPT_ON_CPU,
     arguments_of,
     expert_kernels,
@@ -299,24 +300,12 @@ class MegatronEngine(Engine):
         return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:
+        on_cpu, is_plain = self._task.on_cpu, self._job.precision == "fp32"
         if self._task.without_te:
-            return (
-                "Transformer Engine is not installed: attention writes its scores, which costs "
-                "time and memory; install transformer-engine for your GPUs"
-            )
-        if self._environment.accelerator == "cpu":
-            if self._job.precision == "fp32" or cpu_has_bf16():
-                return ""
-            return (
-                "the processor has no instructions for bf16: a step takes several times as long "
-                f"as in 32 bits; add {flag('precision')} fp32"
-            )
-        if not self._environment.has_apex:
-            return (
-                "Apex is not installed: gradients are added up by kernels of their own, which "
-                "costs some time; build Apex with --cpp_ext and --cuda_ext"
-            )
-        return ""
+            return str(KERNELS["transformer_engine"]["missing"])
+        if on_cpu and not is_plain and not cpu_has_bf16():
+            return str(KERNELS["gpu"]["missing"].format(precision=flag("precision")))
+        return "" if on_cpu or self._environment.has_apex else str(KERNELS["apex"]["missing"])
 
     def no_files(self) -> str:
         """Megatron's GPT model is not every model."""

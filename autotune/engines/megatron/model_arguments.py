@@ -71,7 +71,8 @@ def model_arguments(model: Model, seq_len: int) -> Arguments:
             value = row["is"] if facts.get(row["when"]) else None
         if value is not None and value is not False:
             found[argument] = value
-    return found | facts["more"]
+    found |= facts["more"]
+    return found
 
 
 def balance_advice(model: Model) -> str:
@@ -200,7 +201,7 @@ def _dense(model: Model, seq_len: int) -> dict[str, Any]:
     }
 
 
-def _heads(n_heads: int, n_kv_heads: int, head_dim: int, hidden: int) -> dict[str, Any]:
+def _heads(n_heads: int, n_kv_heads: int, head_dim: int | None, hidden: int) -> dict[str, Any]:
     is_grouped = n_kv_heads != n_heads
     return {
         "is_grouped": is_grouped,
