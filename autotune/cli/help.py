@@ -204,7 +204,7 @@ def _known(ctx: Any, name: str) -> Iterable[str]:
     module, _, function = source.partition(":")
     says = getattr(import_module(module), function)
     if name in ("study", "runs"):
-        arguments = [Path(ctx.params.get("results") or "results")]
+        return [study.name for study in says(Path(ctx.params.get("results") or "results"))]
     if literals := get_args(says):
         return literals
     found = says(*arguments)

@@ -427,7 +427,7 @@ class MegatronEngine(Engine):
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
         """The cost model's columns of knobs that most of the lattice leaves at their default."""
         first, last, most = edge_layers(self._task, rows)
-        found = {
+        found: dict[str, Any] = {
             **{
                 column: rows[terms] if terms in rows else _all_hold(terms, rows)
                 for column, terms in _COLUMNS.items()

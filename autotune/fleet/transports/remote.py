@@ -348,8 +348,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
     kinds = names_by({name: alike(has) for name, has in environment_of.items()})
     if len(kinds) > 1:
         parts = []
-        for (_, device, *releases), names in kinds.items():
-            torch, deepspeed = (release or "missing" for release in releases)
+        for (_, device, *both), names in kinds.items():
+            torch, deepspeed = (release or "missing" for release in both)
             parts.append(f"{', '.join(names)}: {device}, torch {torch}, DeepSpeed {deepspeed}")
         raise FleetError.of("fleet.nodes_differ", parts="; ".join(parts))
     environments = list(environment_of.values())
