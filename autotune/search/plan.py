@@ -161,6 +161,7 @@ class Plan:
             "folder": str(self.session.study.folder),
             "model": job.model.name,
             **{path.rpartition(".")[2]: attrgetter(path)(self.session) for path in _OF_SESSION},
+            "deepspeed_version": self.session.environment.deepspeed_version,
             "lengths": job.lengths.describe(job.global_batch),
             "space": "" if lattice.is_laid_out else job.space,
             "lattice_size": len(lattice.candidates),
@@ -177,7 +178,7 @@ _OF_SESSION = (
     *("job.model.shape.n_params", "job.model.shape.n_params_frozen", "job.seq_len"),
     *("job.global_batch", "job.world", "job.precision", "job.memory_limit_bytes"),
     *("job.price_per_hour", "environment.accelerator", "environment.device_name"),
-    *("environment.deepspeed_version", "lattice.grid_size", "lattice.is_counted"),
+    *("lattice.grid_size", "lattice.is_counted"),
 )
 _FIGURES = (
     *("has_tokens", "reasons", "untried", "lacks", "baseline", "n_recorded", "baseline_trials"),

@@ -701,7 +701,7 @@ def _check_trained(job: Job) -> None:
     if job.finetune is not None:
         raise JobError.of("engines.megatron.finetuned")
     if job.base_config is not None:
-        raise JobError.of("engines.megatron.ds_config")
+        raise JobError.of("engines.megatron.base_config")
     kind = str(job.optimizer.get("type", "AdamW"))
     if kind.lower() not in {"adam", "adamw", "fusedadam"}:
         raise JobError.of("engines.megatron.other_optimizer", kind=kind)

@@ -349,8 +349,8 @@ def common_environment(transport: RemoteTransport) -> Environment:
     if len(kinds) > 1:
         parts = []
         for (_, device, *both), names in kinds.items():
-            torch, deepspeed = (release or "missing" for release in both)
-            parts.append(f"{', '.join(names)}: {device}, torch {torch}, DeepSpeed {deepspeed}")
+            torch, engine = (release or "missing" for release in both)
+            parts.append(f"{', '.join(names)}: {device}, torch {torch}, DeepSpeed {engine}")
         raise FleetError.of("fleet.nodes_differ", parts="; ".join(parts))
     environments = list(environment_of.values())
     first = environments[0]
