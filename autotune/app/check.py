@@ -73,17 +73,13 @@ class CheckFlags:
                     f"{flag(name)} {value} is not known", f"{guess}say one of {', '.join(known)}"
                 )
         if self.world is not None and not 1 <= self.world <= _MOST_ACCELERATORS:
-            raise JobError(
-                f"{flag('world')} {self.world} is not from 1 to {_MOST_ACCELERATORS}",
-                "name the number of accelerators",
-            )
+            raise JobError.of("app.world_out_of_range", world=self.world, most=_MOST_ACCELERATORS)
         if self.deepspeed_version is not None:
             try:
                 Version(self.deepspeed_version)
             except InvalidVersion as error:
-                raise JobError(
-                    f"{flag('deepspeed_version')} {self.deepspeed_version} is no version",
-                    "such as 0.19.8",
+                raise JobError.of(
+                    "app.no_version", deepspeed_version=self.deepspeed_version
                 ) from error
         _ = self.gpu and self.on_gpu  # refuses an unknown name
         if self.megatron_release is not None:
@@ -107,11 +103,7 @@ def check_files(names: Sequence[str], flags: CheckFlags, *, fix: bool = False) -
     launched: set[Path] = set()
     targets = targets_of(names)
     if flags.choose and len(targets) > 1:
-        raise JobError(
-            f"{flag('choose')} {flags.choose[0]} with {len(targets)} files: a choice belongs to "
-            "one file",
-            "check the files one by one",
-        )
+        raise JobError.of("app.choice_of_several", flags=flags, n_targets=len(targets))
     checked = {target.path.resolve() for target in targets}
     used: set[tuple[Path, tuple[str, ...]]] = set()
     for target in targets:
@@ -161,9 +153,7 @@ def check_config(config: Mapping[str, Any], flags: CheckFlags) -> CheckRun:
     try:
         text = json.dumps(config, indent=2)
     except (TypeError, ValueError) as error:
-        raise JobError(
-            f"check: the dict is no JSON: {error}", "give texts, numbers, lists and dicts"
-        ) from error
+        raise JobError.of("app.dict_is_no_json", error=error) from error
     path = Path(_NO_FILE)
     try:
         reports = [_judged(source, flags) for source in _read(path, flags, text=text)]
@@ -230,21 +220,11 @@ def _of_launches(launches: Sequence["MegatronLaunch"], flags: CheckFlags) -> lis
     from autotune.check.megatron import check_launch  # brings NumPy
 
     if flags.choose:
-        raise JobError(
-            f"{flag('choose')} {flags.choose[0]}: a launch of Megatron-LM has no numbered choices",
-            "leave it out, and change the flag that the finding names",
-        )
+        raise JobError.of("app.choice_of_launch", flags=flags)
     environment = _environment(flags.accelerator or "cuda", flags.deepspeed_version)
-    return [
-        check_launch(
-            launch,
-            environment,
-            world=flags.world,
-            ignore=flags.ignore,
-            checkout=flags.megatron_path,
-        )
-        for launch in launches
-    ]
+    given: dict[str, Any] = {"world": flags.world, "ignore": flags.ignore}
+    given["checkout"] = flags.megatron_path
+    return [check_launch(launch, environment, **given) for launch in launches]
 
 
 def _launches(path: Path, flags: CheckFlags) -> list["MegatronLaunch"]:

@@ -54,10 +54,7 @@ def refuse_of_others(file: Path, deed: str | None) -> None:
     """
     if deed is None or is_ours(file) or is_inside(file, Path.cwd()):
         return
-    raise JobError(
-        f"{file}: belongs to another user, and {deed}",
-        "read it; if you trust it, copy it, or the study's folder: the copy is yours",
-    )
+    raise JobError.of("app.of_another_user", file=file, deed=deed)
 
 
 def _ask_for(

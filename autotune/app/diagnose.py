@@ -11,7 +11,7 @@ from autotune.app.run import begin_study
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
-from autotune.base.flags import flag, switch
+from autotune.base.flags import switch
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Role, TrialResult
 from autotune.cost.constants import constants_of
@@ -93,9 +93,7 @@ def diagnose(
     if result is None and script is not None:
         result = script.measured
     if result is None:
-        raise StudyError(
-            f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
-        )
+        raise StudyError.of("app.command_not_run", study=study, fresh=switch("fresh"))
     explanation = _explained(study, 0 if first is None else first.number, notes)
     return ScriptDiagnosis(
         command=in_short(command),
@@ -117,18 +115,17 @@ def diagnose(
     )
 
 
+_SHARES = ("world", "global_batch", "precision")
+"""What both a script and a job are called by."""
+
+
 def _settings_of_script(script: Observed) -> dict[str, Any]:
     """What a command trains with, as its first run showed it."""
+    read_off = ("optimizer", "n_params", "n_params_frozen")
     return {
-        "world": script.world,
-        "micro_batch": script.micro_batch,
-        "grad_accum": script.grad_accum,
-        "global_batch": script.global_batch,
+        **{name: getattr(script, name) for name in (*_SHARES, "micro_batch", "grad_accum")},
         "tokens_per_sample": script.seq_len if script.has_tokens else None,
-        "precision": script.precision,
-        "optimizer": script.description.get("optimizer"),
-        "n_params": script.description.get("n_params"),
-        "n_params_frozen": script.description.get("n_params_frozen"),
+        **{name: script.description.get(name) for name in read_off},
     }
 
 
@@ -136,12 +133,9 @@ def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
     """The same of a command whose arguments tell it."""
     job = session.job
     return {
-        "world": job.world,
-        "micro_batch": baseline.micro_batch,
-        "grad_accum": baseline.grad_accum,
-        "global_batch": job.global_batch,
+        **{name: getattr(job, name) for name in _SHARES},
+        **{name: getattr(baseline, name) for name in ("micro_batch", "grad_accum")},
         "tokens_per_sample": job.seq_len,
-        "precision": job.precision,
         "optimizer": str(job.optimizer.get("type", "Adam")),
         "n_params": job.model.shape.n_params,
         "n_params_frozen": 0,
@@ -153,17 +147,12 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     asked_bytes = session.job.enforced_limit_bytes(session.environment.device_memory_bytes)
     peak_bytes = script.measured.peak_memory_bytes
     if asked_bytes is not None and peak_bytes is not None and peak_bytes > asked_bytes:
-        return JobError(
-            f"the command, as it is, does not fit in {format_bytes(asked_bytes)}: without a limit "
-            f"it takes {format_bytes(peak_bytes)} of a device",
-            f"raise {flag('memory_limit')}, lower its micro-batch in the command, or search: "
-            "that finds "
-            "what fits",
+        return JobError.of(
+            "app.command_over_limit",
+            asked_bytes=format_bytes(asked_bytes),
+            peak_bytes=format_bytes(peak_bytes),
         )
-    return JobError(
-        "the command ran with another memory limit than is asked for now",
-        f"run it anew with {switch('fresh')}, or leave {flag('memory_limit')} as it was",
-    )
+    return JobError.of("app.other_memory_limit", fresh=switch("fresh"))
 
 
 def _explained(study: Study, number: int, notes: list[str]) -> Explanation | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.app.consent import refuse_of_others
 from autotune.base.errors import StudyError
-from autotune.base.flags import flag, switch
+from autotune.base.flags import switch
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
@@ -74,21 +74,13 @@ def find_chosen(
         if allow_loss_drift and answer.drifted is not None:
             number = answer.drifted.standing.trial
     if number is None:
-        raise StudyError(
-            f"study {study.name}: its search has not found a best configuration",
-            "run the same search again to finish it, or name a trial with --trial",
-        )
+        raise StudyError.of("app.no_best", study=study)
     if number not in trials:
         known = ", ".join(map(str, trials)) or "none"
-        raise StudyError(
-            f"study {study.name}: there is no trial {number}, or its record is damaged",
-            f"name one of those that can be read with --trial: {known}",
-        )
+        raise StudyError.of("app.no_trial", study=study, number=number, known=known)
     if (fidelity := trials[number].spec.identity.fidelity) is not None:
-        raise StudyError(
-            f"study {study.name}: trial {number} is a reduced one "
-            f"({describe_fidelity(fidelity)}): it cannot be exported",
-            "name a trial of the report",
+        raise StudyError.of(
+            "app.reduced_trial", study=study, number=number, fidelity=describe_fidelity(fidelity)
         )
     environment = _environment(facts, number)
     job = recorded_job(study)
@@ -99,11 +91,9 @@ def find_chosen(
     guards = guards_of(history.trials, facts.baseline.candidate_hash, facts.guard_steps)
     guard = guards.get(candidate.hash)
     if guard is not None and guard.is_drift and not (allow_loss_drift or job.allow_loss_drift):
-        raise StudyError(
-            f"study {study.name}: the losses of trial {number} drift from the baseline's: "
-            f"{guard.why}",
-            "leave --trial out to export the best whose losses agree, or export this one with "
-            f"{switch('allow_loss_drift')}",
+        allow = switch("allow_loss_drift")
+        raise StudyError.of(
+            "app.losses_drift", study=study, number=number, guard=guard, allow=allow
         )
     session = Session(
         job=job,
@@ -169,10 +159,7 @@ def recorded_job(study: Study) -> Job:
         data |= {"script": str(observed), "model": str(observed)}
     job = make_job(data, where=str(study.job_file))
     if job.script is not None and not Path(job.script.folder).is_dir():
-        raise StudyError(
-            f"study {study.name}: its command ran in {job.script.folder}, which is not there",
-            "put it back there, or search again where it is now",
-        )
+        raise StudyError.of("app.folder_gone", study=study, job=job)
     return job
 
 
@@ -192,11 +179,7 @@ def _patched(script: Observed, study: Study, candidate: Candidate) -> Observed:
     for name, one in known.items():
         is_other = one.candidate_hash != candidate.hash
         if is_other and one.after != one.before and file_digest(name) == one.after:
-            raise StudyError(
-                f"study {study.name}: {name} holds the configuration of trial "
-                f"{one.trial}, which --patch wrote there",
-                f"put the file back as it was, or name that one with --trial {one.trial}",
-            )
+            raise StudyError.of("app.patched_by_other_trial", study=study, name=name, one=one)
     written = {name: one.after for name, one in known.items()}
     return dataclasses.replace(script, patched=written)
 
@@ -243,10 +226,7 @@ def export_study(
         assert to is not None, "a dialect was found by it"
         _check_measured(study, study.facts())
         if trial is not None:
-            raise StudyError(
-                f"--to {to} --trial {trial}: Optuna's file holds the whole study",
-                "leave --trial out",
-            )
+            raise StudyError.of("app.whole_study", to=to, trial=trial)
         return export_record(study, out, to=to, dialect=dialect)
     handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, note=note).handout
     return export_handout(handout, out, to=to, launcher=launcher)
@@ -312,10 +292,7 @@ def _check_measured(study: Study, facts: Facts) -> None:
     """Check that the figures which are handed out were measured here."""
     origin = facts.origin
     if origin is not Origin.MEASURED:
-        raise StudyError(
-            f"study {study.name} is {origin}: nothing of it was measured here",
-            f"search first with {flag('fleet')} local on the devices that will train",
-        )
+        raise StudyError.of("app.not_measured", study=study, origin=origin)
 
 
 def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult | None:
@@ -342,11 +319,8 @@ def _check_answers(session: Session, trial: Trial) -> None:
     study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise StudyError(
-            f"study {study.name}: trial {trial.number} ran another job or "
-            f"configuration than {study.job_file} and the files that it names describe now: "
-            f"{'; '.join(changes[:3])}{more}",
-            "search again to measure what they describe, or put back what changed",
+        raise StudyError.of(
+            "app.other_job", study=study, trial=trial, changes="; ".join(changes[:3]), more=more
         )
 
 

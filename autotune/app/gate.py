@@ -175,11 +175,7 @@ def session_of(named: str, reference: Reference, job: Job, place: Place, record:
     """A reference's job at a place, with the record of its gates; raises as `run_gate`."""
     then, now = reference.environment, place.environment
     if (then.accelerator, then.device_name) != (now.accelerator, now.device_name):
-        raise StudyError(
-            f"{named}: was measured on {then.device_name} ({then.accelerator}), and here is "
-            f"{now.device_name} ({now.accelerator}): their samples/s do not compare",
-            f"run it on {then.device_name}; or search here too, and compare the studies",
-        )
+        raise StudyError.of("app.other_device", named=named, then=then, now=now)
     if job.script is not None:  # trained by a Python of its own
         place.environment = replace(
             now, deepspeed_version=then.deepspeed_version, torch_version=then.torch_version
@@ -211,11 +207,7 @@ def job_of(named: str, reference: Reference, agree: Callable[[JobText], object])
         return make_job(dict(text.keys), where=named)
     folder = Path(reference.folder)
     if not folder.is_dir():
-        raise StudyError(
-            f"{named}: its command, or its arguments of Megatron-LM, stand in the study's folder "
-            f"alone, and {folder} is not there",
-            "keep that folder, and name it in place of the file",
-        )
+        raise StudyError.of("app.words_elsewhere", named=named, folder=folder)
     study = Study(folder.parent, folder.name)
     for file in (folder, study.job_file, folder / OBSERVED_FILE):
         refuse_of_others(file, _RUNS_HERE)

@@ -132,10 +132,7 @@ def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
     found = [locate(run, results) for run in runs]
     folders = [study.folder.resolve() for study in found]
     if len(set(folders)) < 2 or len(folders) != len(set(folders)):
-        raise StudyError(
-            f"{' '.join(('compare', *runs))}: it takes at least two studies, each named once",
-            "`autotune status` lists them",
-        )
+        raise StudyError.of("app.too_few_studies", asked=" ".join(("compare", *runs)))
     if len(found) > MAX_RUNS:
         raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
     stories = (read_story(study, job=_job(study)) for study in found)

@@ -13,7 +13,8 @@ import numpy as np
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.flags import flag, is_call
-from autotune.base.units import format_bytes, format_chance, format_count
+from autotune.base.telling import tell
+from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
@@ -175,43 +176,31 @@ def render(
     handout = handout_of(candidate, engine=engine, job=job, environment=environment)
     handout = replace(handout, is_described=is_described)
     files = export_handout(handout, out, to=to, launcher=launcher)
-    notes = [*changed, *_fit_notes(outlook, candidate)]
-    if job_file is None and "model" not in flags:
-        notes.append(
-            f"no {flag('model')} or {flag('job')} is given: these files train {job.model.name}"
-        )
-    if environment.accelerator == "cpu" and not is_described:
-        notes.append(
-            f"written for CPU ranks, as this machine has them; for GPUs add {flag('gpu')} H100"
-        )
-    notes += [
-        f"{key}: {value!r} in your base configuration "
-        + ("is left out" if ours is None else f"gives way to {ours!r}")
-        for key, (value, ours) in handout.overridden.items()
-    ]
-    return files, notes
+    values = {
+        **_fit(outlook, candidate),
+        "built_in": job.model.name if job_file is None and "model" not in flags else "",
+        "is_cpu": environment.accelerator == "cpu" and not is_described,
+        "overridden": handout.overridden,
+        "flag": flag,
+    }
+    return files, [*changed, *(text for _, text in tell("rendered", values))]
 
 
-def _fit_notes(outlook: Outlook, candidate: Candidate) -> list[str]:
-    """What to say of a candidate that may not fit, or whose memory nobody can predict."""
+def _fit(outlook: Outlook, candidate: Candidate) -> dict[str, Any]:
+    """What `rendered.j2` says of a candidate's memory, or that nobody can predict it."""
     try:
-        prediction = outlook.predict([candidate])
+        found = outlook.predict([candidate])
     except (FleetError, JobError) as error:
-        return [f"not predicted whether it fits: {error.message}"]
-    fits = float(prediction.fit_probability[0])
-    if fits >= MIN_FIT:
-        return []
-    needs_bytes, limit_bytes = float(prediction.host_memory_bytes[0]), outlook.host_limit_bytes
-    if needs_bytes > limit_bytes:
-        limit = f"the host's {format_bytes(limit_bytes)} per node, and not to fit"
-    else:
-        needs_bytes = float(prediction.peak_memory_bytes[0])
-        allowed = format_bytes(float(np.max(prediction.plans.memory_bytes)))
-        limit = (
-            f"an accelerator's {allowed}, and to fit with a probability of {format_chance(fits)}"
-        )
-    needs = f"predicted to need {format_bytes(needs_bytes)} of {limit}"
-    return [f"{needs}: `autotune plan` of the same job ranks what fits"]
+        return {"unpredicted": error.message}
+    return {
+        "unpredicted": "",
+        "chance": float(found.fit_probability[0]),
+        "least": MIN_FIT,
+        "host_bytes": float(found.host_memory_bytes[0]),
+        "host_limit_bytes": outlook.host_limit_bytes,
+        "peak_bytes": float(found.peak_memory_bytes[0]),
+        "allowed_bytes": float(np.max(found.plans.memory_bytes)),
+    }
 
 
 def _can_say(
@@ -230,18 +219,10 @@ def _handout(outlook: Outlook, ranking: Ranking, rank: int) -> Handout:
         why = "; ".join(
             violation.message for violation in outlook.engine.judge(ranking.candidates[place])
         )
-        raise JobError(
-            f"{flag('rank')} {rank}: the rules refuse it: {why}",
-            f"give {flag('top')} {rank} as well: the rules judge the first rows, and then rank "
-            "the others",
-        )
-    return replace(
-        handout_of(
-            ranking.candidates[place],
-            engine=outlook.engine,
-            job=outlook.job,
-            environment=outlook.environment,
-        ),
-        prediction=ranking_as_dict(ranking, [rank])["candidates"][0],
-        is_described=outlook.wishes.gpu is not None,
+        raise JobError.of("app.rank_refused", rank=rank, why=why)
+    candidate, is_described = ranking.candidates[place], outlook.wishes.gpu is not None
+    handout = handout_of(
+        candidate, engine=outlook.engine, job=outlook.job, environment=outlook.environment
     )
+    prediction = ranking_as_dict(ranking, [rank])["candidates"][0]
+    return replace(handout, prediction=prediction, is_described=is_described)

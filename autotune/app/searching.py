@@ -80,9 +80,7 @@ def run_searches(
     """
     say = _once(say)
     if command and job_file is not None:
-        raise JobError(
-            f"{flag('job')}: your command says what it trains", f"leave {flag('job')} out"
-        )
+        raise JobError.of("app.job_beside_command")
     text = None
     if not command:
         text = agree_to_job(job_file, flags, is_trusted=trust_job, say=say, ask=ask)
@@ -157,10 +155,7 @@ def _of_each_engine(
     engines = [(dict(flags), "")] if command else both_engines(text, flags)
     if is_one and len(engines) > 1:
         names = " and ".join(str(wanted["engine"]) for wanted, _ in engines)
-        raise JobError(
-            f"engine both: that is a search for each of {names}",
-            "search once for each, then compare the studies",
-        )
+        raise JobError.of("app.both_engines", names=names)
     return engines
 
 
@@ -178,10 +173,7 @@ def _of_each_kind(
         yield flags, options
         return
     if is_one:
-        raise JobError(
-            f"fleet_option kind={options.kind}: that is a search for each kind of device",
-            "search once for each, such as with kind==H100, then compare the studies",
-        )
+        raise JobError.of("app.each_kind", options=options)
     place = find_place(fleet, None, {}, replace(options, kind=""))
     kinds: dict[str, Environment] = {}
     for environment in place.node_environments():

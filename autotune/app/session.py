@@ -145,11 +145,7 @@ def check_devices(keys: Mapping[str, Any], environment: Environment) -> None:
             return
         raise
     meant = f"; or name these: {flag('gpu')} {known.name}" if known else ""
-    raise FleetError(
-        f"{flag('gpu')} {gpu}: trials would run on {here}",
-        f"rank by prediction: autotune plan {flag('gpu')} {gpu}; or simulate the search: "
-        f"{flag('fleet')} simulate:8x{gpu}{meant}",
-    )
+    raise FleetError.of("app.other_gpu", gpu=gpu, here=here, meant=meant)
 
 
 def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
@@ -159,13 +155,8 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
         JobError: The keys of the job name the default engine's own one.
     """
     if lattice.is_laid_out and keys.get("space") not in (None, PLAN_SPACE):
-        raise JobError(
-            f"engine {lattice.context.engine}: space {keys['space']}: that is one of "
-            f"{DEFAULT_ENGINE}'s",
-            f"leave it out, and all legal layouts are ranked; or name {PLAN_SPACE}, which has all "
-            "that `autotune plan` ranks, or a space of this engine's: "
-            f"{', '.join(shipped_spaces(lattice.context.engine)) or 'a file'}",
-        )
+        own = ", ".join(shipped_spaces(lattice.context.engine)) or "a file"
+        raise JobError.of("app.others_space", lattice=lattice, keys=keys, own=own)
 
 
 def both_engines(
@@ -301,10 +292,7 @@ def read_job_on(
         JobError: The job, the table or the description is not valid.
     """
     if wishes.gpu is None and wishes.per_node is not None:
-        raise JobError(
-            f"{flag('per_node')} {wishes.per_node}: of accelerators that no {flag('gpu')} names",
-            f"name them, such as {flag('gpu')} H100",
-        )
+        raise JobError.of("app.per_node_of_unnamed", wishes=wishes)
     table = accelerators_of(given_keys(job_file, flags))
     try:
         environment = (

@@ -5,7 +5,6 @@ from pathlib import Path
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.session import find_running_place
 from autotune.base.errors import FleetError, JobError, StudyError
-from autotune.base.flags import flag
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
 from autotune.export.base import Subject
@@ -47,9 +46,7 @@ def run_soak(
         FleetError: The devices are not there.
     """
     if not 0 < minutes <= MAX_MINUTES:
-        raise JobError(
-            f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
-        )
+        raise JobError.of("app.soak_length", minutes=minutes, most=MAX_MINUTES)
     place = find_running_place(fleet, options)
     if isinstance(of, Path):
         subject = read_export(of, place.environment, measure=MEASURE)
@@ -72,12 +69,7 @@ def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakRes
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     if blind := place.nodes_without(subject.folder):
-        raise FleetError(
-            f"{subject.folder}: {', '.join(blind)} cannot see this folder, and a soak resumes "
-            "from a checkpoint in it",
-            f"use a folder that all nodes share under one path: {flag('results')} FOLDER, or "
-            "--from FOLDER",
-        )
+        raise FleetError.of("app.folder_unseen", subject=subject, blind=", ".join(blind))
     with runner_on(
         place,
         Study(subject.folder, SOAK_FOLDER),
@@ -152,7 +144,6 @@ def check_devices(measured_on: str, environment: Environment) -> None:
         StudyError: They are others.
     """
     if measured_on != environment.accelerator:
-        raise StudyError(
-            f"it was measured on {measured_on}, what is here trains on {environment.accelerator}",
-            f"run it where there is {measured_on}",
+        raise StudyError.of(
+            "app.other_accelerator", measured_on=measured_on, environment=environment
         )

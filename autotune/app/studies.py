@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
 from autotune.contract import Origin, Outcome
@@ -63,15 +62,9 @@ def studies(results: Path) -> list[Study]:
         if results == DEFAULT_RESULTS:
             return []
         near = did_you_mean(results.name, _folders_beside(results), alike=0.7)
-        raise StudyError(
-            f"{results}: there is no such folder",
-            f"{near}name the folder of studies with {flag('results')}",
-        ) from error
+        raise StudyError.of("app.no_results", results=results, near=near) from error
     except OSError as error:
-        raise StudyError(
-            f"{results}: cannot be read: {error.strerror}",
-            f"name another folder with {flag('results')}",
-        ) from error
+        raise StudyError.of("app.results_unread", results=results, error=error) from error
     return [Study(results, path.name) for path in found]
 
 
@@ -110,10 +103,8 @@ def find_study(results: Path, name: str | None) -> Study:
         if study.name == name:
             return study
     names = [study.name for study in found]
-    raise StudyError(
-        f"{results}: holds no study {name!r}",
-        f"{did_you_mean(name, names)}there are {named(names)}",
-    )
+    hint = f"{did_you_mean(name, names)}there are {named(names)}"
+    raise StudyError(f"{results}: holds no study {name!r}", hint)
 
 
 def locate(run: str, results: Path) -> Study:
@@ -127,10 +118,7 @@ def locate(run: str, results: Path) -> Study:
         folder = folder.resolve()
         return Study(folder.parent, folder.name)
     if len(folder.parts) > 1:
-        raise StudyError(
-            f"{run}: is no study: it holds no folder `trials`",
-            "name a study's folder, such as results/NAME, or a study by its name",
-        )
+        raise StudyError.of("app.no_study", run=run)
     return find_study(results, run)
 
 
@@ -187,15 +175,11 @@ def explain_trial(study: Study, number: int) -> Explanation:
         raise StudyError(
             f"study {study.name}: there is no trial {number}", hint if known else listed
         )
-    why = "it did not measure, was a run of the final comparison or a reduced one, or "
-    why += "--no-diagnose was given"
+    if (origin := report.facts.origin) is not Origin.MEASURED:
+        raise StudyError.of("app.nothing_ran", study=study, number=number, origin=origin.value)
     if trial.measured is not None and trial.spec.measure.diagnoses:
-        why = "its training ended too soon for one"
-        hint = "let it take more steps, then search again with --fresh"
-    if report.facts.origin is not Origin.MEASURED:
-        why = "nothing ran: the study is " + report.facts.origin.value
-        hint = "`autotune explain` says where the predicted time goes"
-    raise StudyError(f"study {study.name}: trial {number} had no diagnostic pass: {why}", hint)
+        raise StudyError.of("app.too_short", study=study, number=number)
+    raise StudyError.of("app.not_diagnosed", study=study, number=number, hint=hint)
 
 
 def _within_reach(explanation: Explanation, study: Study) -> Explanation:

@@ -7,7 +7,6 @@ from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
 from autotune.app.soak import check_devices
 from autotune.base.errors import JobError, StudyError
-from autotune.base.flags import flag
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
@@ -44,10 +43,7 @@ def run_ladder(
         FleetError: The devices are not there.
     """
     if not 2 <= rounds <= MOST_ROUNDS:
-        raise JobError(
-            f"--rounds {rounds}: no number of rounds",
-            f"give 2 to {MOST_ROUNDS}: one run of each says nothing of how much runs differ",
-        )
+        raise JobError.of("app.rounds_out_of_range", rounds=rounds, most=MOST_ROUNDS)
     place = find_running_place(fleet, options)
     way = _way(study, place, settings)
     study.lock()
@@ -74,11 +70,7 @@ def run_ladder(
 def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
     answer = answer_of(study)
     if answer is None or answer.baseline is None:
-        raise StudyError(
-            f"study {study.name}: it has no baseline to start from",
-            "run the same search again to finish it, or name the baseline with "
-            f"{flag('baseline')} FILE",
-        )
+        raise StudyError.of("app.no_baseline", study=study)
     start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context
     check_devices(handout.environment.accelerator, place.environment)

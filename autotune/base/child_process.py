@@ -56,27 +56,20 @@ def ask(
                 input=json.dumps(request),
                 timeout_s=timeout_s,
                 data_bytes=limit_bytes,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "CUDA_VISIBLE_DEVICES": "",
-                },
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
             )
         except subprocess.TimeoutExpired as error:
-            raise JobError(
-                f"{about}: {doing} is not done after {timeout_s:.0f} s",
-                if_slow,
-            ) from error
+            problem = f"{about}: {doing} is not done after {timeout_s:.0f} s"
+            raise JobError(problem, if_slow) from error
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             if any(sign in last for sign in _OUT_OF_MEMORY):
                 last += f" (it may have {limit_bytes / 2**30:.0f} GiB of memory)"
             if missing := _MISSING.search(last):
                 if_dead = f"pip install {missing[1]}"
-            raise JobError(
-                f"{about}: {doing} ended with code {done.returncode}: {last}",
-                if_dead,
-            )
+            problem = f"{about}: {doing} ended with code {done.returncode}: {last}"
+            raise JobError(problem, if_dead)
         found: dict[str, Any] = json.loads(read_bounded(answer))
     if "error" in found:
         raise JobError(f"{about}: {found['error']}", found["hint"])

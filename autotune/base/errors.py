@@ -1,6 +1,14 @@
 """Errors a user can cause, and the exit codes that they end the program with."""
 
+import json
+import re
 from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+from autotune.base.flags import flag
+
+_KEY = re.compile(r"\{--(\w+)\}")
 
 
 class ExitCode(IntEnum):
@@ -29,6 +37,19 @@ class AutotuneError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @classmethod
+    def of(cls, row: str, /, **values: object) -> Self:
+        """The error of a row of a room's `errors.json`, such as `fleet.no_free_port`.
+
+        A row is a message, and mostly a hint; in both `{name}` stands for a value and `{--key}`
+        for a key as it was given.
+        """
+        room, _, name = row.rpartition(".")
+        file = Path(__file__).parents[1].joinpath(*room.split("."), "errors.json")
+        texts = json.loads(file.read_text(encoding="utf-8"))[name]
+        said = (_KEY.sub(lambda key: flag(key[1]), text) for text in texts)
+        return cls(*(text.format(**values) for text in said))
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message

@@ -30,14 +30,9 @@ def refuse_foreign(path: Path, marker: bytes, whose: str) -> None:
     except NotAFileError:
         pass
     except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be read: {error.strerror}", "name another file"
-        ) from error
+        raise StudyError.of("base.target_unread", path=path, error=error) from error
     if foreign:
-        raise StudyError(
-            f"{path}: is there and was not written {whose}",
-            "name another file, or move that one away",
-        )
+        raise StudyError.of("base.not_ours", path=path, whose=whose)
 
 
 def check_target(path: Path, marker: bytes, whose: str) -> None:

@@ -39,19 +39,15 @@ def load_plugin(
     offered = _offered(kind)
     if name not in offered:
         known = sorted(offered) if suits is None else list(_suiting(kind, suits))
-        raise JobError(
-            f"{where or kind}: {name!r}: no such {kind}",
-            f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}",
-        )
+        hint = f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}"
+        raise JobError(f"{where or kind}: {name!r}: no such {kind}", hint)
     try:
         return offered[name].load()()
     except AutotuneError:
         raise
     except Exception as error:
-        raise JobError(
-            f"{where or kind}: {name}: {offered[name].value} cannot be loaded: {error}",
-            "mend or remove the package that offers it",
-        ) from error
+        problem = f"{where or kind}: {name}: {offered[name].value} cannot be loaded: {error}"
+        raise JobError(problem, "mend or remove the package that offers it") from error
 
 
 def _suiting(kind: Kind, suits: Callable[[Any], bool]) -> Iterator[str]:

@@ -68,10 +68,7 @@ class Templates:
             RenderError: `user_folder` is not a folder.
         """
         if user_folder is not None and not os.path.isdir(user_folder):
-            raise RenderError(
-                f"{user_folder}: no such folder of templates",
-                "name a folder that holds for example deepspeed/ds_config.json.j2",
-            )
+            raise RenderError.of("base.no_templates", user_folder=user_folder)
         shipped = data_folder("templates")
         self.folders = [f for f in (user_folder, shipped) if f is not None]
         # A user may change what is in theirs.
@@ -107,9 +104,8 @@ class Templates:
         try:
             parsed = _DECODER.decode(text)
         except ValueError as error:
-            raise RenderError(
-                f"template {name}: the result is not valid JSON: {error}{_line_of(error, text)}",
-                "mend the template; values go through `| tojson`",
+            raise RenderError.of(
+                "base.template_no_json", name=name, error=error, line=_line_of(error, text)
             ) from error
         if not isinstance(parsed, dict):
             kind = type(parsed).__name__
@@ -122,24 +118,17 @@ class Templates:
             template = self._environment.get_template(name)
         except TemplateNotFound as error:
             looked = ", ".join(str(folder) for folder in self.folders)
-            raise RenderError(
-                f"template {error.name or name}: not found in {looked}", "add it there"
-            ) from error
+            problem = f"template {error.name or name}: not found in {looked}"
+            raise RenderError(problem, "add it there") from error
         except TemplateSyntaxError as error:
-            raise RenderError(
-                f"template {error.name or name}, line {error.lineno}: {error.message}",
-                "mend the template at that line",
-            ) from error
+            at = error.name or name
+            raise RenderError.of("base.template_line", name=at, error=error) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise RenderError(
-                f"template {name}: {unread(error)}", "make it a text file"
-            ) from error
+            raise RenderError.of("base.template_unread", name=name, why=unread(error)) from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
             reason = _in_words(error)
-            raise RenderError(
-                f"template {name}: cannot be compiled: {reason}", "make its expressions simpler"
-            ) from error
+            raise RenderError.of("base.template_not_compiled", name=name, reason=reason) from error
         self._compiled[name] = template
         return template
 

@@ -45,10 +45,7 @@ def read_text(path: Path) -> str:
 
 
 def _too_large(path: Path) -> RenderError:
-    return RenderError(
-        f"{path}: larger than {MAX_BYTES // 2**20} MiB: no configuration is",
-        "name the configuration itself",
-    )
+    return RenderError.of("base.too_large", path=path, most_mib=MAX_BYTES // 2**20)
 
 
 def _read(path: Path) -> bytes:

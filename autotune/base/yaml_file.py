@@ -112,10 +112,7 @@ _TAG = "tag:yaml.org,2002:"
 _CORE = {
     f"{_TAG}null": (re.compile(r"(?:null|Null|NULL|~|)$"), ["n", "N", "~", ""]),
     f"{_TAG}bool": (re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    f"{_TAG}int": (
-        re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
-        list("-+0123456789"),
-    ),
+    f"{_TAG}int": (re.compile(r"(?:[-+]?\d+|0o[0-7]+|0x[\da-fA-F]+)$", re.A), [*"-+0123456789"]),
     f"{_TAG}float": (
         re.compile(
             r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
@@ -318,7 +315,4 @@ def only_switch(value: Any) -> bool:
 
 
 def _too_deep(path: Path) -> JobError:
-    return JobError(
-        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
-        "remove levels: no key needs so many",
-    )
+    return JobError.of("base.too_deep", path=path, most=MAX_DEPTH)

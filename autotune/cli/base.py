@@ -89,10 +89,7 @@ def ask_for_nodes(request: str, *, yes: bool = False, dry_run: bool = False) -> 
     """Say what is asked of a cluster, and end where the user does not want it."""
     say(request)
     if dry_run:
-        raise JobError(
-            "--dry-run: nodes are not known before they are allocated; nothing was requested",
-            "plan on devices that you name, such as --fleet simulate:8xH100",
-        )
+        raise JobError.of("cli.nodes_unknown")
     if not yes and is_answered() and not confirm("Ask for them?"):
         raise typer.Exit(ExitCode.INTERRUPTED)
 
@@ -156,10 +153,8 @@ def refuse_several(**forms: object) -> None:
     """Raise a JobError where more than one form of output, by its flag, is asked for."""
     asked = [f"--{name}" for name, value in forms.items() if value]
     if len(asked) > 1:
-        raise JobError(
-            f"{' and '.join(asked)}: each is another form of the same report",
-            f"give one of {', '.join(f'--{name}' for name in forms)}",
-        )
+        problem = f"{' and '.join(asked)}: each is another form of the same report"
+        raise JobError(problem, f"give one of {', '.join(f'--{name}' for name in forms)}")
 
 
 def print_files(files: Sequence[Path], *, as_json: bool) -> None:

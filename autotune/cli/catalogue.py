@@ -47,10 +47,7 @@ def knobs(
     found = [knob for knob in known if (name or "").lower() in knob.name]
     if not found:
         guess = did_you_mean(str(name), (knob.name for knob in known))
-        raise JobError(
-            f"{name}: no knob of {engine} has this in its name",
-            f"{guess}`autotune knobs --engine {engine}` lists them",
-        )
+        raise JobError.of("cli.no_such_knob", name=name, engine=engine, guess=guess)
     chosen = find_engine(engine).knobs.get(name or "")
     if as_json:
         names = {"values": "values_in_words"}

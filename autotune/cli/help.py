@@ -3,7 +3,7 @@
 Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
@@ -16,7 +16,7 @@ from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from autotune import DEFAULT_ENGINE
+from autotune.base.data import table_beside
 from autotune.base.errors import ExitCode, JobError
 from autotune.base.names import did_you_mean
 from autotune.job.keys import Topic
@@ -105,10 +105,8 @@ class HelpfulGroup(_Helpful, TyperGroup):
         """
         name = args[0]
         if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            raise JobError(
-                f"there is no command {name!r}",
-                did_you_mean(name, self.commands, alike=0.6) + "`autotune --help` lists them",
-            )
+            guess = did_you_mean(name, self.commands, alike=0.6)
+            raise JobError(f"there is no command {name!r}", guess + "`autotune --help` lists them")
         return super().resolve_command(ctx, args)
 
 
@@ -185,63 +183,31 @@ def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
+_COMPLETED: Mapping[str, str] = table_beside(__file__, "completed.json")
+"""Parameter -> what says the values that a shell completes, and its argument; asked only then."""
+
+
 def _complete(ctx: Any, param: Any, incomplete: str) -> Any:
     """Values of a parameter that begin as what was typed."""
     from typer._click.shell_completion import CompletionItem
 
     try:
-        known = sorted((_models if ctx.info_name == "models" else _COMPLETED[param.name])(ctx))
+        known = sorted(_known(ctx, param.name))
     except Exception:
         return []  # a shell that completes shows no error
     return [CompletionItem(name) for name in known if name.startswith(incomplete)]
 
 
-def _plugins(kind: Any) -> Any:
-    return lambda _: _called("autotune.base.plugins:plugin_names")(kind)
-
-
-def _named(source: str) -> Any:
-    """Completes by a function without arguments, `module:name`, which is imported only then."""
-    return lambda _: _called(source)()
-
-
-def _called(source: str) -> Any:
-    module, _, name = source.partition(":")
-    return getattr(import_module(module), name)
-
-
-def _studies(ctx: Any) -> Iterable[str]:
-    found = _called("autotune.app.studies:studies")(Path(ctx.params.get("results") or "results"))
-    return [study.name for study in found]
-
-
-def _knobs(_: Any) -> Iterable[str]:
-    engine = _called("autotune.engines.base:find_engine")(DEFAULT_ENGINE)
-    return [f"{name}=" for name in engine.knobs]
-
-
-def _accelerators(_: Any) -> Iterable[str]:
-    table = _called("autotune.devices.accelerators:shipped_accelerators")()
-    return [entry.name for entry in table]
-
-
-_models = _named("autotune.job.model:presets")
-_rules = _named("autotune.check.rule_list:rule_names")
-_COMPLETED = {
-    "model": _models,
-    "space": _named("autotune.base.data:shipped_spaces"),
-    "engine": _plugins("engine"),
-    "sampler": _plugins("sampler"),
-    "fleet": _plugins("fleet"),
-    "to": _plugins("dialect"),
-    "launcher": _plugins("launcher"),
-    "study": _studies,
-    "runs": _studies,
-    "settings": _knobs,
-    "gpu": _accelerators,
-    "ignore": _rules,
-    "name": _rules,
-    "precision": lambda _: get_args(_called("autotune.job.job:Precision")),
-    "objective": lambda _: get_args(_called("autotune.job.job:ObjectiveName")),
-}
-"""Parameter -> the values that a shell completes, asked for only then."""
+def _known(ctx: Any, name: str) -> Iterable[str]:
+    row = _COMPLETED["model" if ctx.info_name == "models" else name]
+    source, *arguments = row.split()
+    module, _, function = source.partition(":")
+    says = getattr(import_module(module), function)
+    if name in ("study", "runs"):
+        return [study.name for study in says(Path(ctx.params.get("results") or "results"))]
+    if literals := get_args(says):
+        return literals
+    found = says(*arguments)
+    if name == "settings":
+        return [f"{knob}=" for knob in found.knobs]
+    return [getattr(one, "name", one) for one in found]

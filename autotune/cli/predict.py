@@ -97,10 +97,7 @@ def plan(
 
     if export is None and (to is not None or launcher is not None or rank is not None):
         flag = "--to" if to is not None else "--launcher" if launcher is not None else "--rank"
-        raise JobError(
-            f"{flag}: says what is written, and nothing is without --export",
-            "add --export FOLDER, or leave it out",
-        )
+        raise JobError.of("cli.needs_export", flag=flag)
     if to is not None and flags.get("job") is None:  # a job's engine is known once it is read
         suited_dialect(to, flags.get("engine") or DEFAULT_ENGINE)
     say_meanwhile("forecasting all candidates ...")
@@ -185,11 +182,7 @@ def estimate(
         if str(flags.get("knowledge")) == os.environ.get(KNOWLEDGE_ENV):
             about_one.discard("knowledge")  # no flag: the environment names it
         if about_one or settings or trace:
-            raise JobError(
-                "--rows: the rows say what to estimate, and no earlier study corrects it",
-                "leave out --set, --trace, --knowledge, the engine, the job and the fleet; or "
-                "leave out --rows",
-            )
+            raise JobError.of("cli.rows_alone")
         _estimate_rows(rows, out, flags.get("accelerators"), as_json=as_json)
         return
     from autotune.app.api.predictions import estimate as estimate_settings

@@ -142,9 +142,7 @@ def compare(
             print_json(found.as_dict()) if as_json else found.show(DATA)
         raise typer.Exit(found.value.verdict.exit_code)
     if as_markdown:
-        raise JobError(
-            "--markdown: it is a form of --against", "give --csv, --json or --html FILE"
-        )
+        raise JobError.of("cli.markdown_alone")
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.pages import compare_studies, write_comparison
     from autotune.base.text import csv_text
@@ -189,10 +187,7 @@ def export(
         _patch(patched, yes, as_json=as_json)
         return
     if out is None:
-        raise JobError(
-            "neither --out nor --patch: nowhere to write",
-            "name a folder with --out, or files of yours with --patch",
-        )
+        raise JobError.of("cli.nowhere_to_write")
     files = export_study(
         find_study(results, study),
         out,

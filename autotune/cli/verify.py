@@ -201,10 +201,7 @@ def doctor(
         _examine_fleet(fleet, fleet_option, measures_links=links, as_json=as_json)
         return
     if links:
-        raise JobError(
-            "--links: it needs a fleet of other machines",
-            "name one with --fleet, or measure this machine: autotune probe",
-        )
+        raise JobError.of("cli.links_of_one_machine")
     if build:
         from autotune.base.plugins import load_plugin, plugin_names
         from autotune.devices.hardware import detect_environment

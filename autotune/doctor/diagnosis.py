@@ -100,16 +100,16 @@ class Speed:
 
     devices: tuple[int, ...]
     """Indices of the devices that took part."""
-    matmul: str
-    matmul_flops: tuple[float, ...]
-    """2 n^3 / median seconds of a product, of each device."""
-    all_reduce_bytes: int
-    """Size of the reduced buffer."""
-    all_reduce_busbw: float | None
-    """Bus bandwidth in bytes/s: 2 (n - 1) / n * size / median seconds of the slowest rank; None
-    with one device. Source: nccl-tests, doc/PERFORMANCE.md."""
     wall_s: float
     """Seconds that the measurement took, start of the processes included."""
+    matmul: str = ""
+    matmul_flops: tuple[float, ...] = ()
+    """2 n^3 / median seconds of a product, of each device."""
+    all_reduce_bytes: int = 0
+    """Size of the reduced buffer."""
+    all_reduce_busbw: float | None = None
+    """Bus bandwidth in bytes/s: 2 (n - 1) / n * size / median seconds of the slowest rank; None
+    with one device. Source: nccl-tests, doc/PERFORMANCE.md."""
     problem: str = ""
     """Why there are no figures; the line that says so."""
     fix: str = ""

@@ -1,7 +1,7 @@
 """The diagnosis of a fleet: each node, what differs between them, and their links."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.remote import RemoteTransport, common_environment, names_by
 from autotune.probe.findings import slow_pairs
 from autotune.probe.measuring import ProbeRequest, measure, with_devices
-from autotune.probe.points import Point, Span, of_kind
+from autotune.probe.points import Span, of_kind
 
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
 LOW_DISK_BYTES = 2**30
 _MACHINE = "autotune.doctor.machine"
-_PLACES: tuple[tuple[Span, str], ...] = (("node", "within nodes"), ("nodes", "between nodes"))
+_SPANS: tuple[Span, ...] = ("node", "nodes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,7 @@ def diagnose_fleet(
         try:
             links, about_links = measure_links(transport)
         except FleetError as error:
-            text = f"not measured: {error.message}"
-            findings.append(_of_links(Level.WARN, text, error.hint))
+            findings += remarks("links", {"error": error})
         else:
             findings += about_links
     return FleetExamination(nodes=tuple(nodes), findings=tuple(findings), links=links)
@@ -175,27 +174,15 @@ def measure_links(
             span=span,
             bytes_per_s=pair.size_bytes / pair.slowest_s,
         )
-        for span, _ in _PLACES
+        for span in _SPANS
         for pair in of_kind(points, "pair", span)
     )
-    return links, tuple(_conclude_links(links, points, names))
-
-
-def _conclude_links(
-    links: Sequence[DeviceLink], points: Sequence[Point], names: Sequence[str]
-) -> Iterator[Remark]:
-    if not links:
-        yield _of_links(Level.OK, "there is one device in all, and nothing to measure between")
-    for span, where in _PLACES:
-        rates = [link.bytes_per_s / 1e9 for link in links if link.span == span]
-        if rates:
-            low, high = min(rates), max(rates)
-            text = f"{low:.3g} to {high:.3g} GB/s {where}, of {len(rates)} pairs of devices"
-            yield _of_links(Level.OK, f"{low:.3g} GB/s {where}" if len(rates) == 1 else text)
-        for slow in slow_pairs(points, names, span):
-            message, _, fix = slow.rpartition("; ")
-            yield _of_links(Level.WARN, message, fix)
-
-
-def _of_links(level: Level, message: str, fix: str = "") -> Remark:
-    return Remark(level=level, subject="links", message=message, fix=fix)
+    places = [
+        {
+            "span": span,
+            "rates": [link.bytes_per_s / 1e9 for link in links if link.span == span],
+            "slow": [text.rpartition("; ")[::2] for text in slow_pairs(points, names, span)],
+        }
+        for span in _SPANS
+    ]
+    return links, tuple(remarks("links", {"error": None, "places": places}))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.devices.hardware import visible_gpus
@@ -25,32 +26,24 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     """
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()
-    problem, fix, points = "", "", dict[str, Point]()
     gpus = () if accelerator == "cpu" else visible_gpus()
     uuids = {gpu.index: gpu.uuid for gpu in gpus}
     names = tuple(uuids.get(device, str(device)) for device in chosen)
-    node = Node(name=THIS_MACHINE, devices=names)
+    node, found = Node(name=THIS_MACHINE, devices=names), dict[str, Any]()
     wanted = ProbeRequest(precisions=(), only="speed")
     try:
         measured = measure(LocalTransport(node), [node], wanted, accelerator, timeout_s=TIMEOUT_S)
-        points = {point.kind: point for point in measured.points}
     except FleetError as error:
-        problem, fix = error.message, error.hint
-    product, reduced = points.get("matmul"), points.get("all_reduce")
-    return Speed(
-        devices=chosen,
-        matmul=""
-        if product is None
-        else f"{product.shape[0]} x {product.shape[2]} {product.dtype}",
-        matmul_flops=()
-        if product is None
-        else tuple(product.flops / seconds for seconds in product.seconds),
-        all_reduce_bytes=0 if reduced is None else reduced.size_bytes,
-        all_reduce_busbw=None if reduced is None else _busbw(reduced),
-        wall_s=time.monotonic() - started_at_s,
-        problem=problem,
-        fix=fix,
-    )
+        found = {"problem": error.message, "fix": error.hint}
+    else:
+        for point in measured.points:
+            if point.kind == "matmul":
+                found["matmul"] = f"{point.shape[0]} x {point.shape[2]} {point.dtype}"
+                found["matmul_flops"] = tuple(point.flops / s for s in point.seconds)
+            elif point.kind == "all_reduce":
+                found["all_reduce_bytes"] = point.size_bytes
+                found["all_reduce_busbw"] = _busbw(point)
+    return Speed(devices=chosen, wall_s=time.monotonic() - started_at_s, **found)
 
 
 def _busbw(reduced: Point) -> float:

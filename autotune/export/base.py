@@ -226,10 +226,7 @@ class Dialect(ABC):
             RenderError: A file cannot be read, or its text cannot be changed.
             JobError: A file is none that is patched.
         """
-        raise JobError(
-            f"--patch: a configuration of {handout.engine} is not written into others' files",
-            "export it to a new folder with --out",
-        )
+        raise JobError.of("export.not_patched", handout=handout)
 
     def refusals(
         self, path: Path, *, world: int, environment: Environment
@@ -247,11 +244,7 @@ class Dialect(ABC):
         Raises:
             JobError: The folder holds no such export, or these files are not read back.
         """
-        raise JobError(
-            f"{folder}: the files of {type(self).__name__} cannot be read back",
-            "name a study, or a folder that `autotune export` wrote --to deepspeed, "
-            "megatron-core or megatron",
-        )
+        raise JobError.of("export.not_read_back", folder=folder, kind=type(self).__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +286,8 @@ def reading_export(folder: Path, dialect: str) -> Iterator[None]:
     try:
         yield
     except (ContractError, KeyError, TypeError, ValueError) as error:
-        raise JobError(
-            f"{folder}: not an export of autotune: {error}",
-            f"name a folder that `autotune export --to {dialect}` wrote, or a study",
+        raise JobError.of(
+            "export.no_export", folder=folder, error=error, dialect=dialect
         ) from error
 
 
@@ -321,13 +313,10 @@ def subject_of(
     limit_bytes = settings.get("memory_limit_bytes")
     if limit_bytes is not None:
         limit_bytes = min(whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
+    digest = digest_of(files)[:12]
     spec = TrialSpec(
         identity=Identity(
-            study=folder.name,
-            number=0,
-            role=Role.SOAK,
-            candidate_hash=digest_of(files)[:12],
-            knobs={},
+            study=folder.name, number=0, role=Role.SOAK, candidate_hash=digest, knobs={}
         ),
         layout=layout,
         workload=workload,

@@ -196,10 +196,7 @@ def _launched(training: CommandTraining, words: Sequence[str]) -> list[str]:
     """
     parts = training.parts
     if parts.script_at >= len(words):
-        raise RenderError(
-            "the command does not show the script that accelerate starts",
-            "give the command itself in place of what starts it",
-        )
+        raise RenderError.of("export.script_unseen")
     is_module = list(words[parts.script_at - 1 : parts.script_at]) in (["-m"], ["--module"])
     flags = [words[at] for at in parts.launcher_flags if at > parts.launcher_at]
     left = with_flags(flags, dict.fromkeys(_WRITTEN))
@@ -218,20 +215,14 @@ def training_of(handout: Handout) -> CommandTraining:
     """
     script = handout.job.script
     if script is None:
-        raise RenderError(
-            "--to command: nothing here trains a command of your own",
-            "leave --to out: it is for jobs whose search was given one",
-        )
+        raise RenderError.of("export.no_command")
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
-    edits = engine.edits(handout.candidate)
+    edits, candidate = engine.edits(handout.candidate), handout.candidate
     return CommandTraining(
         script=script,
         edits=edits,
-        values={
-            **engine.as_written(handout.candidate),
-            "grad_accum": handout.candidate.grad_accum,
-        },
+        values={**engine.as_written(candidate), "grad_accum": candidate.grad_accum},
         folder=handout.folder,
         carried=frozenset(handout.carried),
         files_read=_edited_files(script, edits, handout.carried),

@@ -68,19 +68,14 @@ def suited_dialect(to: str, engine: str) -> Dialect:
     """
     asked, dialect = f"{flag('to')} {to}", find_dialect(to, engine)
     if isinstance(dialect, RecordDialect):
-        raise RenderError(
-            f"{asked}: holds a whole study, and this is one configuration",
-            f"run a search, then `autotune export --to {to}`",
-        )
+        raise RenderError.of("export.whole_study", asked=asked, to=to)
     if engine not in dialect.engines:
         raise RenderError(
             f"{asked}: a configuration of {engine} cannot be written in that form",
             f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     if "@" in to and not dialect.has_releases:
-        raise RenderError(
-            f"{asked}: its files are the same for every release", "leave the release out"
-        )
+        raise RenderError.of("export.same_for_releases", asked=asked)
     return dialect
 
 
@@ -156,10 +151,7 @@ def _rendered(
     launch: Launch | None
     if handout.job.script is not None:
         if to != default:
-            raise RenderError(
-                f"{asked}: your own command is exported by its own words and files",
-                "leave --to out, or put the settings into files of yours with --patch FILE",
-            )
+            raise RenderError.of("export.command_exported_as_it_is", asked=asked)
         launch = None
         files = dialect.files(handout, launch_of(dialect, handout, templates), templates)
         if script := files.get("launch.sh"):
@@ -167,10 +159,7 @@ def _rendered(
             launch = launch_of(dialect, handout, templates, launcher=launcher, to=to, ranks=ranks)
             files |= launch.files
         elif launcher is not None:
-            raise RenderError(
-                f"--launcher {launcher}: your command and its files cannot carry all settings",
-                "leave --launcher out: the README of the export says what to change where",
-            )
+            raise RenderError.of("export.launcher_without_settings", launcher=launcher)
     else:
         launch = launch_of(dialect, handout, templates, launcher=launcher, to=to)
         files = {**dialect.files(handout, launch, templates), **launch.files}
@@ -299,10 +288,7 @@ def write_export(
     """
     present = [name for name in files if os.path.lexists(folder / name)]
     if present and not (folder / MARKER_FILE).exists():
-        raise RenderError(
-            f"{folder}: holds {', '.join(present)}, which no earlier export wrote",
-            "name a new folder, or move those files away",
-        )
+        raise RenderError.of("export.foreign_files", folder=folder, present=", ".join(present))
     # The marker first: it marks an export that was cut short as ours, to be replaced.
     marked = {MARKER_FILE: canonical_json(marker), **files}
     hint = "name another folder"

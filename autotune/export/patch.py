@@ -107,10 +107,7 @@ def patched(path: Path, wanted: "Wanted", *, others: Sequence[Path] = ()) -> Pat
     after = _edited(path, before, here)
     plan = _plan(path, after, wanted)
     if unsaid := [one for one in plan.changes if _is_same(one.path, path)]:
-        raise RenderError(
-            f"{path}: after the change it still does not say {unsaid[0]}",
-            "write it by hand, or export to a new folder with --out",
-        )
+        raise RenderError.of("export.still_unsaid", path=path, unsaid=unsaid)
     elsewhere = [
         Left(what=str(one), place=f"{one.path}: --patch {one.path} writes it there")
         for one in plan.changes
@@ -170,9 +167,8 @@ def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
     after = edit(text, nested((one.at, one.value) for one in changes), found.syntax)
     if after is None:
         why = "it is Hjson" if found.syntax == "hjson" else "with every comment and alias kept"
-        raise RenderError(
-            f"{path}: its text cannot be changed there: {why}",
-            f"write it by hand: {'; '.join(map(str, changes))}",
+        raise RenderError.of(
+            "export.not_editable", path=path, why=why, changes="; ".join(map(str, changes))
         )
     return after
 
@@ -316,10 +312,7 @@ class _DataFile:
     def _of_source(self, source: Source) -> bool:
         """Whether arguments of Trainer's carry what they can."""
         if source.syntax != "hjson" and (why := not_edited(source)):
-            raise JobError(
-                f"{self._path}: {why}",
-                "name the ds_config itself, or export to a new folder with --out",
-            )
+            raise JobError.of("export.not_patchable", path=self._path, why=why)
         wanted, consumer = self._wanted, source.consumer
         for key, value in self._config(source.config, consumer, source.path).items():
             field = FIELDS.get(key)

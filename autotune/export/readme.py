@@ -14,30 +14,25 @@ from autotune.space.candidate import format_value
 README_FILE = "README.md"
 FIGURES_FILE = "figures.json"
 """Name of the figures of an export, for programs."""
+_STATED = (
+    *("claim", "figures", "baseline", "is_substitute", "gain", "guard", "environment"),
+    *("is_described", "untried", "study_flags"),
+)
 
 
 def choice_values(handout: Handout, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What `launch/choice.md.j2` uses."""
     soak = handout.soak
     return {
+        **{name: getattr(handout, name) for name in _STATED},
         "accelerator": handout.environment.accelerator,
-        "claim": handout.claim,
         "knobs": [(name, format_value(value)) for name, value in handout.candidate.knobs],
         "rank_variables": sorted(handout.variables.items()),
-        "figures": handout.figures,
         "step_time_s": _step_time_s(handout),
-        "baseline": handout.baseline,
-        "is_substitute": handout.is_substitute,
-        "gain": handout.gain,
-        "guard": handout.guard,
         "soak": "" if soak is None else describe_soak(soak),
         "problems": [] if soak is None else soak.problems,
-        "environment": handout.environment,
         "releases": known_releases(handout.engine, handout.environment),
-        "is_described": handout.is_described,
         "limit_bytes": handout.settings["memory_limit_bytes"],
-        "untried": handout.untried,
-        "study_flags": handout.study_flags,
         "overridden": [
             (key, user_value, ours)
             for key, (user_value, ours) in sorted(handout.overridden.items())

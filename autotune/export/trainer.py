@@ -130,18 +130,15 @@ def trainer_values(handout: Handout, consumer: str) -> dict[str, Any]:
         RenderError: The installed transformers cannot recompute every K-th layer.
     """
     found, settings = trained(handout), handout.workload.settings
-    is_fp32 = handout.workload.precision == "fp32"  # consumers have defaults of their own
+    # Consumers have defaults of their own.
+    off = {"bf16": False, "fp16": False} if handout.workload.precision == "fp32" else {}
     switches = {
         "torch_compile": settings.get("compile", "none") != "none",
         "use_cpu": handout.environment.accelerator == "cpu",
     }
     return {
         "tuned": found.arguments,
-        "arguments": {
-            "deepspeed": CONFIG_FILE,
-            **found.arguments,
-            **({"bf16": False, "fp16": False} if is_fp32 else {}),
-        },
+        "arguments": {"deepspeed": CONFIG_FILE, **found.arguments, **off},
         "recomputation": recompute_arguments(handout, consumer),
         "switches": {name: True for name, is_on in switches.items() if is_on},
         "of_the_run": found.of_the_run,
@@ -165,10 +162,8 @@ def recompute_arguments(handout: Handout, consumer: str) -> dict[str, Any]:
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if recompute != "full":
         if not takes_every:
-            raise RenderError(
-                f"recompute={recompute}: {consumer} of the installed transformers recomputes all "
-                "layers or none",
-                "name a trial with recompute none or full by --trial, or upgrade transformers",
+            raise RenderError.of(
+                "export.recompute_in_part", recompute=recompute, consumer=consumer
             )
         kwargs["every_n_layers"] = recompute_interval(recompute)
     return {name: True, f"{name}_kwargs": kwargs}

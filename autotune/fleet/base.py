@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment
@@ -153,10 +152,7 @@ class Place(ABC):
         """
         plugin = find_engine(job.engine)
         if not plugin.is_driven:
-            raise JobError(
-                f"engine {job.engine}: autotune cannot run trials of it, only predict them",
-                f"rank its configurations by prediction: autotune plan --engine {job.engine}",
-            )
+            raise JobError.of("fleet.not_driven", job=job)
         return plugin.bind(job, self.environment)
 
     @abstractmethod
@@ -207,10 +203,7 @@ class Place(ABC):
 
 def answers_only() -> JobError:
     """Error of a place that only answers for trials, where some have to run."""
-    return JobError(
-        "this fleet only answers for trials, and runs none",
-        f"name one that runs them: {flag('fleet')} local, or one of other machines",
-    )
+    return JobError.of("fleet.only_answers")
 
 
 @runtime_checkable

@@ -14,7 +14,6 @@ from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.base.flags import flag
 from autotune.contract import NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Place, Progress
 from autotune.fleet.builds import build_on_nodes
@@ -77,13 +76,9 @@ class GangFleet:
         self._allocator = GangAllocator(slots_of(nodes), is_exclusive=is_exclusive)
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
-            why = f"the job's world is {world}, the fleet has slots for no such gang: {has}"
             left_out = transport.problems()
-            raise FleetError(
-                "; ".join((why, *left_out)),
-                f"{'mend what is left out, ' if left_out else ''}set {flag('world')} to what it "
-                "has, or name a fleet that has as many",
-            )
+            said, mend = "; ".join((has, *left_out)), "mend what is left out, " * bool(left_out)
+            raise FleetError.of("fleet.too_few_slots", world=world, said=said, mend=mend)
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
         self._not_before_s = 0.0
@@ -106,21 +101,12 @@ class GangFleet:
         if not capacity and self._lost:
             self.end_of_all = self.end_of_all or self._transport.ended()
             if self.end_of_all:
-                raise FleetError(
-                    self.end_of_all, "run the same command again on other nodes: it resumes"
-                )
+                raise FleetError.of("fleet.all_gone", why=self.end_of_all)
             why = "; ".join(lost.problem for lost in self._lost.values())
-            raise FleetError(
-                f"{len(self._lost)} of {len(self._nodes)} nodes are lost, and a gang of {world} "
-                f"does not fit into the others: {why}",
-                "mend them, then run the same command again: it resumes",
-            )
+            lost = f"{len(self._lost)} of {len(self._nodes)} nodes"
+            raise FleetError.of("fleet.nodes_lost", lost=lost, world=world, why=why)
         if not capacity and (left_out := self.quarantined()):
-            raise FleetError(
-                f"{', '.join(left_out)} are left out, since the platform ended trials there, and "
-                f"a gang of {world} does not fit into the others",
-                "see what is wrong with them, then run the same command again: it resumes",
-            )
+            raise FleetError.of("fleet.too_few_left", left_out=", ".join(left_out), world=world)
         return capacity
 
     def check_room(self, world: int) -> None:
@@ -149,10 +135,7 @@ class GangFleet:
         while self._reaping:
             if time.monotonic() > deadline_s:
                 names = ", ".join(sorted({name for name, _ in self._reaping}))
-                raise FleetError(
-                    f"{names}: no answer after {_END_WAIT_S:.0f} s whether trials still run there",
-                    "see what holds it up, or leave the node out",
-                )
+                raise FleetError.of("fleet.may_still_run", names=names, waited_s=_END_WAIT_S)
             time.sleep(PERIOD_S)
             self.hear()
 
@@ -172,11 +155,7 @@ class GangFleet:
         self.hear()  # an agent that is gone meanwhile is not told anything
         world, per_node = spec.layout.world, self._allocator.per_node(spec.layout.world)
         if spec.workload.command and per_node < world:
-            raise FleetError(
-                f"a command of your own starts its {world} ranks on one node, and none has as "
-                "many slots",
-                "let it start fewer, or name nodes with as many slots",
-            )
+            raise FleetError.of("fleet.command_too_wide", world=world)
         self.check_room(world)
         trial = GangTrial(self, spec, folder.resolve(), module)
         self._waiting.append(trial)

@@ -102,10 +102,8 @@ class GangAllocator:
         """
         free = self._free(self._taken)
         if (gang := self._gang(size, free)) is None:
-            raise FleetError(
-                f"a gang of {size} slots was asked for, {len(free)} of "
-                f"{len(self._healthy())} free",
-                "wait for a running trial to end",
+            raise FleetError.of(
+                "fleet.no_gang", size=size, n_free=len(free), n=len(self._healthy())
             )
         self._taken.update(gang.slots)
         return gang

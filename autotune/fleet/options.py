@@ -63,11 +63,7 @@ class FleetOptions:
             JobError: One was given.
         """
         if self != NO_OPTIONS:
-            raise JobError(
-                f"{flag('fleet')} {fleet} takes no {flag('fleet_option')} and no "
-                f"{switch('exclusive')}: they are about nodes that trials are sent to",
-                "leave them out",
-            )
+            raise JobError.of("fleet.takes_no_options", fleet=fleet, exclusive=switch("exclusive"))
 
 
 NO_OPTIONS = FleetOptions()
@@ -85,10 +81,8 @@ def options_of(texts: Sequence[str], *, exclusive: bool = False) -> FleetOptions
         name, equals, value = text.partition("=")
         if not equals or not value or name not in names:
             guess = "" if name in names else did_you_mean(name, names, most=1)
-            raise JobError(
-                f"{flag('fleet_option')} {text}: "
-                + ("no value" if name in names else f"no option {name!r}"),
-                f"{guess}write KEY=VALUE with one of {', '.join(names)}",
-            )
+            why = "no value" if name in names else f"no option {name!r}"
+            hint = f"{guess}write KEY=VALUE with one of {', '.join(names)}"
+            raise JobError(f"{flag('fleet_option')} {text}: {why}", hint)
         values[name] = tuple(filter(None, value.split(","))) if name == "forward" else value
     return FleetOptions(**values)  # type: ignore[arg-type]  # each value has its field's type

@@ -41,28 +41,14 @@ class Replay:
         """A CSV file, and after `#` which of its groups."""
         options.refuse("replay")
         if not of:
-            raise JobError(
-                f"{flag('fleet')} replay: no table is named",
-                f"{flag('fleet')} replay:FILE.csv or replay:FILE.csv#GROUP",
-            )
+            raise JobError.of("fleet.no_table")
         if job_file is not None:
-            raise JobError(
-                f"{flag('fleet')} replay: {job_file}: the table says what is trained, so no job "
-                "is read",
-                "leave the job file out",
-            )
+            raise JobError.of("fleet.table_beside_job", job_file=job_file)
         if clash := [name for name in _GIVEN_BY_TABLE if name in flags]:
             flags_named = ", ".join(map(flag, clash))
-            raise JobError(
-                f"{flag('fleet')} replay: {flags_named}: cannot be chosen, since the runs of the "
-                "table were made already",
-                f"leave out {flags_named}",
-            )
+            raise JobError.of("fleet.table_decides", flags_named=flags_named)
         if "fidelity" in flags:
-            raise JobError(
-                f"{flag('fleet')} replay: a table has no reduced runs",
-                f"leave {flag('fidelity')} out",
-            )
+            raise JobError.of("fleet.table_without_reduced")
         path, _, wanted = of.partition("#")
         return _ReplayedPlace(read_problem(Path(path), wanted), flags)
 

@@ -70,9 +70,7 @@ class Simulate:
             return _SimulatedPlace(detect_environment(), flags)
         per_node = None if found[1] is None else int(found[1])
         if per_node == 0:
-            raise JobError(
-                f"{flag('fleet')} simulate:{of}: no devices", "name at least one: 8xH100"
-            )
+            raise JobError.of("fleet.no_simulated_devices", of=of)
         wishes = FleetWishes(gpu=found[2], per_node=per_node)
         where = f"{flag('fleet')} simulate:{of}" if of else flag("gpu")
         named = described(wishes, accelerators_of(keys), where=where)

@@ -111,11 +111,7 @@ def _ring(kind: str, n: int) -> tuple[float, float]:
 def _seconds(points: Sequence[Point], *, least: int) -> _Values:
     seconds = np.array([point.slowest_s for point in points], dtype=np.float64)
     if len(seconds) < least or not np.all(np.isfinite(seconds) & (seconds > 0)):
-        raise FleetError(
-            f"a curve through {len(seconds)} points, not all above zero: at least {least} are "
-            "needed",
-            "measure again",
-        )
+        raise FleetError.of("probe.too_few_points", n_seconds=len(seconds), least=least)
     return seconds
 
 

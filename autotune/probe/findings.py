@@ -32,21 +32,26 @@ def conclude(
     *,
     names: Sequence[str],
     device_class: Accelerator | None,
+    kinds: Sequence[str] = (),
+    few: tuple[int, int] | None = None,
+    rack: Accelerator | None = None,
 ) -> tuple[str, ...]:
-    """Warnings, the gravest first; `names` has the name of each rank's device.
+    """Warnings, the gravest first; `names` has the name of each rank's device, `kinds` its kind.
 
     Without `device_class`, the entry of the devices in the shipped table, there is none, or its
-    figures are an estimate.
+    figures are an estimate. `few` is the measured devices of a node of several, and all that it
+    has; the links between the nodes of a `rack` were left out.
     """
     scattered = [point for point in points if point.scatter > SCATTER]
     between = {f"{kind} between nodes": curve for kind, curve in figures.network.items()}
     curves: dict[str, LinkCurve | ProductCurve] = {**figures.products, **figures.links, **between}
     values = {
+        "unlike": [(n, names[n], kind) for n, kind in enumerate(kinds) if kind != kinds[0]],
+        "kind": kinds[0] if kinds else "",
+        "few": few,
+        "rack": rack,
         "slow_devices": [*_slow_devices(points, names)],
-        "slow_pairs": [
-            *slow_pairs(points, names, "nodes"),
-            *slow_pairs(points, names, "node"),
-        ],
+        "slow_pairs": slow_pairs(points, names, "nodes") + slow_pairs(points, names, "node"),
         "below": [] if device_class is None else [*_below_class(figures, device_class)],
         "class_name": "" if device_class is None else device_class.name,
         "scattered": {
@@ -109,30 +114,16 @@ def _below_class(figures: Figures, device_class: Accelerator) -> Iterator[dict[s
 
     Networks are compared with what training gets of the vendor's own, by the model's constants.
     """
-    reached, network = figures.measured, figures.measured.network
+    reached, entry, share = figures.measured, device_class, load_constants().network_share
+    network = None if reached.network is None else reached.network.bytes_per_s
     rows: list[tuple[str, float | None, float | None, str]] = [
-        (
-            f"{dtype} products",
-            curve.best_flops_per_s,
-            device_class.achieved_flops.get(dtype),
-            "FLOP/s",
-        )
+        (f"{dtype} products", curve.best_flops_per_s, entry.achieved_flops.get(dtype), "FLOP/s")
         for dtype, curve in figures.products.items()
     ]
     rows += [
-        (
-            "memory",
-            reached.memory_bytes_per_s,
-            device_class.memory_bytes_per_s * STREAM_SHARE,
-            "B/s",
-        ),
-        ("host link", reached.host_bytes_per_s, device_class.host_bytes_per_s, "B/s"),
-        (
-            "network between nodes",
-            None if network is None else network.bytes_per_s,
-            device_class.network_bytes_per_s * load_constants().network_share,
-            "B/s per device",
-        ),
+        ("memory", reached.memory_bytes_per_s, entry.memory_bytes_per_s * STREAM_SHARE, "B/s"),
+        ("host link", reached.host_bytes_per_s, entry.host_bytes_per_s, "B/s"),
+        ("network between nodes", network, entry.network_bytes_per_s * share, "B/s per device"),
     ]
     for what, found, promised, unit in rows:
         if found is None or promised is None:

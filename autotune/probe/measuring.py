@@ -76,10 +76,8 @@ def with_devices(nodes: Sequence[Node], n_devices: int | None) -> tuple[Node, ..
     n = fewest if n_devices is None else n_devices
     for node, of_node in zip(nodes, devices, strict=True):
         if n > len(of_node):
-            raise FleetError(
-                f"--world {n}: {node.name} has {len(of_node)} device(s), and ranks that share "
-                "one measure each other",
-                f"at most {fewest}",
+            raise FleetError.of(
+                "probe.too_few_devices", n=n, node=node, n_there=len(of_node), fewest=fewest
             )
     return tuple(
         dataclasses.replace(node, devices=of_node[:n], places=())
@@ -140,30 +138,16 @@ def device_names(
 
 
 def _spec(accelerator: str, world: int, timeout_s: float) -> TrialSpec:
+    sizes: dict[str, Any] = {"tp": 1, "pp": 1, "dp": world, "micro_batch": 1, "grad_accum": 1}
+    steps: dict[str, Any] = {"warmup_steps": 0, "min_steps": 1, "max_steps": 1}
     return TrialSpec(
         identity=Identity(
             study="measurement", number=0, role=Role.SEARCH, candidate_hash="", knobs={}
         ),
-        layout=Layout(
-            accelerator=accelerator,
-            world=world,
-            tp=1,
-            pp=1,
-            dp=world,
-            micro_batch=1,
-            grad_accum=1,
-            global_batch=world,
-        ),
+        layout=Layout(accelerator=accelerator, world=world, global_batch=world, **sizes),
         workload=Workload(model={}, seq_len=1, precision="fp32"),
         engine=EngineSettings(expected={}),
-        measure=Measure(
-            warmup_steps=0,
-            min_steps=1,
-            max_steps=1,
-            target_half_width=0.0,
-            budget_s=timeout_s,
-            timeout_s=timeout_s,
-        ),
+        measure=Measure(**steps, target_half_width=0.0, budget_s=timeout_s, timeout_s=timeout_s),
     )
 
 

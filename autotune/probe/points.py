@@ -99,10 +99,7 @@ def check_reports(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
             if not 0.0 < point["seconds"] < math.inf:
                 why = f"{point['kind']}: {point['seconds']:.6g} s cannot be"
         if why:
-            raise FleetError(
-                f"rank {rank} ({names[rank]}): {why}",
-                "see what is wrong there, or measure without it",
-            )
+            raise FleetError.of("probe.odd_report", rank=rank, name=names[rank], why=why)
 
 
 def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:

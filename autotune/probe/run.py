@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from autotune.fleet.transports.base import Transport
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of
-from autotune.probe.measuring import TIMEOUT_S, Measured, ProbeRequest, measure, with_devices
+from autotune.probe.measuring import TIMEOUT_S, ProbeRequest, measure, with_devices
 from autotune.probe.points import Point
 
 
@@ -97,7 +96,8 @@ def run_probe(
     measured = measure(transport, nodes, wanted, environment.accelerator, timeout_s=timeout_s)
     per_node, n_nodes, points = len(nodes[0].devices), len(nodes), measured.points
     device_class = _class_of(environment)
-    figures, beyond_nodes = _without_rack(figures_of(points, per_node, n_nodes), device_class)
+    found = figures_of(points, per_node, n_nodes)
+    figures = _without_rack(found, device_class)
     is_cpu = environment.accelerator == "cpu"
     return Probe(
         environment=environment,
@@ -106,56 +106,30 @@ def run_probe(
         points=points,
         figures=figures,
         device_class=device_class,
-        warnings=(
-            *_unlike(measured),
-            *_shares_of_few(environment, per_node, n_nodes),
-            *beyond_nodes,
-            *conclude(
-                points,
-                figures,
-                names=measured.names,
-                # Processors differ too much for a class: its figures are a guess.
-                device_class=None if is_cpu else device_class,
-            ),
+        warnings=conclude(
+            points,
+            figures,
+            names=measured.names,
+            # Processors differ too much for a class: its figures are a guess.
+            device_class=None if is_cpu else device_class,
+            kinds=measured.kinds,
+            # If they share network cards with the others, each has less while all of them send.
+            few=(per_node, environment.n_devices) if n_nodes > 1 else None,
+            rack=None if figures is found else device_class,
         ),
         when=date_of(time.time(), "%Y-%m-%dT%H:%MZ"),
         wall_s=measured.wall_s,
     )
 
 
-def _without_rack(
-    figures: Figures, device_class: Accelerator | None
-) -> tuple[Figures, tuple[str, ...]]:
-    """Without what was measured between nodes of one rack, and a warning that says so."""
+def _without_rack(figures: Figures, device_class: Accelerator | None) -> Figures:
+    """Without what was measured between nodes of one rack, which is not the network."""
     if device_class is None or figures.measured.network is None:
-        return figures, ()
+        return figures
     if device_class.nvlink_domain <= device_class.devices_per_node:
-        return figures, ()
+        return figures
     measured = dataclasses.replace(figures.measured, network=None)
-    return dataclasses.replace(figures, measured=measured, beyond={}), (
-        f"NVLink joins {device_class.nvlink_domain} {device_class.name} beyond their nodes: what "
-        "was measured between nodes is not taken for the network",
-    )
-
-
-def _unlike(measured: Measured) -> Iterator[str]:
-    """Warnings of ranks that have another device than the first."""
-    first, *_ = measured.kinds
-    for rank, (kind, name) in enumerate(zip(measured.kinds, measured.names, strict=True)):
-        if kind != first:
-            yield (
-                f"rank {rank} ({name}) is another device than rank 0: {kind}, not {first}; the "
-                "figures are those of the slowest rank"
-            )
-
-
-def _shares_of_few(environment: Environment, world: int, n_nodes: int) -> Iterator[str]:
-    """A warning where a node has more devices than were asked what they get of its network."""
-    if n_nodes > 1 and world < environment.n_devices:
-        yield (
-            f"{world} of a node's {environment.n_devices} devices were measured: if they share "
-            "network cards with the others, each has less while all of them send"
-        )
+    return dataclasses.replace(figures, measured=measured, beyond={})
 
 
 def _class_of(environment: Environment) -> Accelerator | None:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
@@ -139,10 +140,9 @@ def guard(ours: Sequence[Trial], baseline: Sequence[Trial], n_steps: int) -> Gua
         [t for t in runs if t.spec.workload.seed == seed] for runs in (ours, baseline)
     )
     if len(baseline) < MIN_RUNS:
-        times = "once" if baseline else "never"
-        return _unknown(f"the baseline ran {times} in the comparison, and the guard needs two")
+        return _unknown("alone", n=len(baseline))
     if why := _why_not(ours[0].spec, baseline[0].spec):
-        return _unknown(why)
+        return _unknown(why[0], both=why[1:])
     # Runs that only measured took fewer steps than those that are to be compared.
     longest = max(map(_n_losses, ours)), sorted(map(_n_losses, baseline))[-MIN_RUNS]
     n_common = min(n_steps, *longest)
@@ -151,15 +151,12 @@ def guard(ours: Sequence[Trial], baseline: Sequence[Trial], n_steps: int) -> Gua
         for runs in (ours, baseline)
     ]
     if n_common < MIN_STEPS:
-        return _unknown(f"the losses of {n_common} steps are known, {MIN_STEPS} are needed")
+        return _unknown("short", n=n_common, least=MIN_STEPS)
     candidate, base = ([losses[:n_common] for losses in runs] for runs in losses_of)
     spec = ours[0].spec
     skipped = max(run.losses_skipped for run in results((*ours, *baseline)))
     if skipped and not _is_ours(spec):
-        return _unknown(
-            f"the loss scale skipped {skipped} of the first steps, and the script went on to "
-            "other samples meanwhile"
-        )
+        return _unknown("skipped", n=skipped)
     return compare_losses(
         candidate,
         base,
@@ -218,21 +215,17 @@ def compare_losses(
     rounding = 2 * roundoff * max(map(abs, base))
     first = [losses[0] for losses in baseline]
     if not is_seeded and max(first) - min(first) > rounding:
-        return _unknown(
-            f"the baseline's own runs begin with the losses {_listed(first)}: the samples, their "
-            "order or the initial weights differ from run to run; give them a seed"
-        )
+        return _unknown("unseeded", first=first)
     spread = max(_by_step(baseline, statistics.stdev))
     errors = spread * math.sqrt(1 / len(ours) + 1 / len(baseline))
     learned = max(base) - min(base)
     sources = {
-        "by the baseline's own repeat": t_quantile(CONFIDENCE, len(baseline) - 1) * errors,
-        "by rounding": rounding,
-        f"{LEARNED_SHARE:.0%} of what the baseline's loss moved": LEARNED_SHARE * learned,
+        "repeat": t_quantile(CONFIDENCE, len(baseline) - 1) * errors,
+        "rounding": rounding,
+        "learned": LEARNED_SHARE * learned,
     }
     if lags:
-        falls = (before - after for before, after in itertools.pairwise(base))
-        sources["by one step: at stage 0 DeepSpeed counts Adam's steps from 1"] = max(falls)
+        sources["lag"] = max(before - after for before, after in itertools.pairwise(base))
     source = max(sources, key=lambda name: sources[name])
     tolerance = sources[source]
     apart = [abs(one - other) for one, other in zip(mean, base, strict=True)]
@@ -241,11 +234,11 @@ def compare_losses(
     is_blind = apart[step] <= tolerance and tolerance > POWER_SHARE * learned
     verdict = Convergence.PASS if apart[step] <= tolerance else Convergence.FAIL
     values = {"mean": mean, "base": base, "apart": apart, "step": step, "tolerance": tolerance}
-    values |= {"source": source, "learned": learned}
+    values |= {"source": source, "share": LEARNED_SHARE, "learned": learned}
     values |= {"is_other_start": is_other_start, "is_blind": is_blind}
     return GuardVerdict(
         verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
-        why=dict(tell("guard", values))["why"],
+        why=_told(**values),
         tolerance=tolerance,
         deviation=apart[step],
         step=step + 1,
@@ -265,26 +258,18 @@ def roundoff_of(spec: TrialSpec) -> float:
     return roundoff / math.sqrt(n_tokens) + _SUMMED
 
 
-def _why_not(ours: TrialSpec, baseline: TrialSpec) -> str:
-    """Why the losses of two trials cannot be compared to the last digits; empty: they can."""
+def _why_not(ours: TrialSpec, baseline: TrialSpec) -> tuple[Any, ...]:
+    """Why the losses of two trials cannot be compared to the last digits, as of `guard.j2`."""
     padded = [spec.engine.expected.get(PADDED_VOCAB) for spec in (ours, baseline)]
     if None not in padded and padded[0] != padded[1]:
-        return (
-            f"the vocabulary is padded to {padded[0]} and {padded[1]} token ids, a multiple that "
-            "depends on tp, and padded ones count in the loss"
-        )
+        return ("padded", *padded)
     if not _is_ours(ours):
-        return ""
+        return ()
     # Megatron's trials draw weights by their names, whatever the layout.
     if ours.engine.name == DEFAULT_ENGINE and (ours.layout.pp > 1) != (baseline.layout.pp > 1):
-        return "a pipeline has layers of its own, which begin with other weights"
+        return ("pipeline",)
     sizes = [spec.layout.micro_batch for spec in (ours, baseline)]
-    if is_drawn(ours.workload.lengths) and sizes[0] != sizes[1]:
-        return (
-            f"samples differ in length, and micro-batches of {sizes[0]} and of {sizes[1]} samples "
-            "weigh their tokens otherwise"
-        )
-    return ""
+    return ("drawn", *sizes) if is_drawn(ours.workload.lengths) and sizes[0] != sizes[1] else ()
 
 
 def _ran(trial: Trial) -> bool:
@@ -303,9 +288,10 @@ def _by_step(
     return [of(step) for step in zip(*runs, strict=True)]
 
 
-def _listed(losses: Sequence[float]) -> str:
-    return ", ".join(f"{loss:.6g}" for loss in losses)
+def _told(**values: Any) -> str:
+    """What `guard.j2` says of a comparison, or of the `case` in which there is none."""
+    return dict(tell("guard", {"case": "", **values}))["why"]
 
 
-def _unknown(why: str) -> GuardVerdict:
-    return GuardVerdict(verdict=Convergence.NOT_COMPARABLE, why=why)
+def _unknown(case: str, **values: Any) -> GuardVerdict:
+    return GuardVerdict(verdict=Convergence.NOT_COMPARABLE, why=_told(case=case, **values))

@@ -165,10 +165,8 @@ class Study:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StudyError(
-                f"{self.folder}: another search holds this study (process "
-                f"{self.holder() or 'unknown'})",
-                f"wait for it, end it, or give this one its own {flag('study')} NAME",
+            raise StudyError.of(
+                "record.held", folder=self.folder, holder=self.holder() or "unknown"
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -365,9 +363,8 @@ class Study:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StudyError(
-                f"{self.trials_folder}: cannot be read: {error.strerror}",
-                "give this user read access to the results folder",
+            raise StudyError.of(
+                "record.trials_unread", trials_folder=self.trials_folder, error=error
             ) from error
 
 
@@ -477,18 +474,12 @@ def _read_known(path: Path, known: int) -> dict[str, Any]:
             isinstance(reason, OSError) and reason.errno == errno.EFBIG
         )
         if path.exists() and isinstance(reason, OSError) and not is_damage:
-            raise StudyError(
-                f"{path}: cannot be read: {reason.strerror}",
-                "give this user read access to the results folder",
-            ) from error
+            raise StudyError.of("record.record_unread", path=path, reason=reason) from error
         raise
     version = data.get("schema_version")
     # Taken for damage, such a result would be declared lost and its trial run again.
     if type(version) is int and version != known:
-        raise StudyError(
-            f"{path}: schema {version}, this autotune reads schema {known}",
-            "use the autotune that wrote this study, or begin another with --study NAME",
-        )
+        raise StudyError.of("record.other_schema", path=path, version=version, known=known)
     return data
 
 

@@ -8,13 +8,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 import pandas as pd
 
+from autotune.base.data import table_beside
 from autotune.base.files import write_whole, writing
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
@@ -75,6 +75,12 @@ class TrialTable(pd.DataFrame):
         return self[[*SUMMARY]]
 
 
+_GROUPS: Mapping[str, Mapping[str, str]] = table_beside(__file__, "columns.json")
+"""Group -> its columns: `dtype in unit: meaning`, or `dtype: meaning` without a unit."""
+_PATHS = _GROUPS["paths"]
+"""Column -> where a trial has it, such as `spec.layout.world`; the others are worked out."""
+
+
 @cache
 def schema_of(engine: str) -> tuple[Column, ...]:
     """Every column of the studies of an engine, in order; the table always has all of them.
@@ -83,25 +89,30 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         JobError: No such engine is installed.
     """
     plugin = load_plugin("engine", engine)
-    text = resources.files("autotune.record").joinpath("columns.json").read_text(encoding="utf-8")
-    groups: dict[str, dict[str, str]] = json.loads(text)
-    columns = groups["identity"] | {
+    columns = {**_GROUPS["identity"]} | {
         name: f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
         for name, knob in plugin.knobs.items()
-        if name not in groups["asked"]
+        if name not in _GROUPS["asked"]
     }
     named = (package.name for package in plugin.packages)
     packages = ("python", "torch", *named, "transformers", "peft", "nvidia-driver")
-    columns |= groups["asked"] | groups["measured"]
+    columns |= {**_GROUPS["asked"], **_GROUPS["measured"]}
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
-    return tuple(_column(name, text) for name, text in (columns | groups["provenance"]).items())
+    columns |= _GROUPS["provenance"]
+    return tuple(_column(name, text) for name, text in columns.items())
 
 
 def _column(name: str, text: str) -> Column:
-    """A column of columns.json: `dtype in unit: meaning`, or `dtype: meaning` without a unit."""
     kind, _, meaning = text.partition(": ")
     dtype, _, unit = kind.partition(" in ")
     return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at a path; None where a part of it is not there, or there is no text."""
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return None if value == "" else value
 
 
 def load_table(study_folder: Path) -> TrialTable:
@@ -221,7 +232,8 @@ def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | N
 
 def _row(trial: Trial, study: str, facts: Facts, spread: Spread) -> dict[str, Any]:
     spec, result, model = trial.spec, trial.result, facts.model
-    row = {**_asked_cells(spec), "study": study, "problem": trial.problem or None}
+    row = {name: _at(trial, path) for name, path in _PATHS.items()}
+    row |= {**_asked_cells(spec, row), "study": study, "problem": trial.problem or None}
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
     if model is not None and model.source == spec.workload.model:
@@ -241,28 +253,10 @@ def _row(trial: Trial, study: str, facts: Facts, spread: Spread) -> dict[str, An
     return row
 
 
-_SPEC_FIELDS = {
-    "identity": ("role", "confirm_round", "candidate_hash", "reduced_of"),
-    "provenance": ("retry_of", "repeat_of"),
-    "workload": ("precision", "seq_len", "seed"),
-    "layout": (
-        *("world", "dp", "tp", "pp", "sp", "micro_batch", "grad_accum", "global_batch"),
-        "accelerator",
-    ),
-    "measure": ("memory_limit_bytes",),
-}
-"""Part of a spec -> its fields that are columns of the same name."""
-
-
-def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
-    """Cells of a trial's spec, its knobs included."""
-    row: dict[str, Any] = {
-        name: getattr(getattr(spec, part), name)
-        for part, names in _SPEC_FIELDS.items()
-        for name in names
-    }
-    row |= {"role": str(spec.identity.role), "trial": spec.identity.number}
-    row |= {name: value for name, value in spec.identity.knobs.items() if name not in row}
+def _asked_cells(spec: TrialSpec, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells of a trial's spec besides those that are known, its knobs included."""
+    row: dict[str, Any] = {n: v for n, v in spec.identity.knobs.items() if n not in known}
+    row["role"] = str(spec.identity.role)
     if "lora" in spec.workload.model:
         row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)
     row["lengths"] = spec.workload.lengths.get("kind", "fixed")
@@ -273,24 +267,14 @@ def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
     return row
 
 
-_RESULT_FIELDS = (
-    *("samples_per_s", "step_time_s", "step_time_low_s", "step_time_high_s", "steps_skipped"),
-    *("loss_first", "loss_last", "peak_memory_bytes", "host_construction_bytes"),
-)
-
-
 def _result_cells(result: TrialResult) -> dict[str, Any]:
-    cells: dict[str, Any] = {name: getattr(result, name) for name in _RESULT_FIELDS}
-    cells |= {f"phase.{name}_s": seconds for name, seconds in result.phases_s.items()}
+    cells: dict[str, Any] = {f"phase.{name}_s": s for name, s in result.phases_s.items()}
     cells |= {f"memory.{meter}_bytes": size for meter, size in result.memory_bytes.items()}
     cells |= {f"version.{name}": version for name, version in result.versions.items()}
     cells |= {
         "outcome": str(result.outcome),
         "origin": str(result.origin),
-        "evidence": result.evidence or None,
-        "evidence_source": result.evidence_source or None,
         "differences": "; ".join(result.differences) or None,
-        "disturbed": result.disturbed or None,
         "n_steps": len(result.step_times_s),
         "n_warmup_steps": len(result.warmup_step_times_s),
         "devices": " ".join(result.devices) or None,
@@ -303,29 +287,16 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
     return cells
 
 
-_GPU_COLUMNS = {
-    "gpu_utilization": "utilization",
-    "power_w": "power_w",
-    "gpu_clock_hz": "clock_hz",
-    "gpu_temperature_c": "temperature_c",
-    "gpu_throttled": "throttled",
-}
-"""Column -> field of `GpuUse`."""
-
-
 def _seen_cells(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
     """Where the time of a trial went, and what it took of its devices."""
     found: dict[str, Any] = {}
-    diagnosis, use = result.diagnosis, result.use
+    diagnosis = result.diagnosis
     bound = bottleneck(spec, diagnosis)
     if bound is not None and diagnosis is not None and diagnosis.split is not None:
         shares = shares_of_calls(diagnosis.split)
         found = {f"share.{part}": share for part, share in shares.items()}
         found["bound"] = bound.bound.value
-    if use is not None:
-        found["cpu_utilization"] = use.cpu_utilization
-        if use.gpu is not None:
-            found |= {column: getattr(use.gpu, name) for column, name in _GPU_COLUMNS.items()}
+    if result.use is not None:
         found["energy_per_sample_j"] = energy_per_sample_j(spec, result)
     return found
 

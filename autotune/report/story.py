@@ -253,11 +253,7 @@ def read_story(
     objective = Objective(wish=facts.objective, allowed_bytes=facts.allowed_bytes)
     context = facts.context
     if context is None:
-        raise StudyError(
-            f"{study.state_file}: missing, damaged or of another version: it does not say what "
-            "was searched (context)",
-            "run the same search again: it writes a new one and keeps the trials",
-        )
+        raise StudyError.of("report.study_unread", study=study)
     baseline = facts.baseline.candidate_hash
     guards = guards_of(history.trials, baseline, facts.guard_steps)
     answer = answer_of(study, facts)

@@ -111,6 +111,9 @@ def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fac
     )
 
 
+_OF_STORY = ("answer", "best", "baseline", "best_row", "is_both", "running")
+
+
 def _values(story: Story) -> dict[str, Any]:
     """What the templates tell of."""
     answer, best, baseline = story.answer, story.best, story.baseline
@@ -129,12 +132,7 @@ def _values(story: Story) -> dict[str, Any]:
     page = Study(story.folder.parent, story.folder.name).page_file
     return {
         "story": story,
-        "answer": answer,
-        "best": best,
-        "baseline": baseline,
-        "best_row": best_row,
-        "is_both": story.is_both,
-        "running": story.running,
+        **{name: getattr(story, name) for name in _OF_STORY},
         "final": compared,
         "repeats": best_trial and best_trial.spec.provenance.repeat_of,
         "gain": gain,

@@ -178,11 +178,7 @@ def nothing_feasible(history: History, session: Session) -> NothingFeasibleError
     """The error for a search in which no trial ran within the limits."""
     ended = results(history.trials)
     if not ended:
-        return NothingFeasibleError(
-            "no candidate of the space is legal for this job, and no baseline either",
-            "see what the rules say with --dry-run; choose a global batch that the world divides, "
-            "or another space",
-        )
+        return NothingFeasibleError.of("search.nothing_legal")
     whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
     tried, outcomes = history.tried, [result.outcome for result in ended]
     told = tell(

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -154,40 +155,33 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The form that `--json` prints."""
-        session = self.session
-        job, lattice, environment = session.job, session.lattice, session.environment
+        job, lattice = self.session.job, self.session.lattice
         return {
-            "study": session.study.name,
-            "folder": str(session.study.folder),
+            "study": self.session.study.name,
+            "folder": str(self.session.study.folder),
             "model": job.model.name,
-            "n_params": job.model.shape.n_params,
-            "n_params_frozen": job.model.shape.n_params_frozen,
-            "seq_len": job.seq_len,
-            "has_tokens": self.has_tokens,
+            **{path.rpartition(".")[2]: attrgetter(path)(self.session) for path in _OF_SESSION},
+            "deepspeed_version": self.session.environment.deepspeed_version,
             "lengths": job.lengths.describe(job.global_batch),
-            "global_batch": job.global_batch,
-            "world": job.world,
-            "precision": job.precision,
-            "accelerator": environment.accelerator,
-            "device_name": environment.device_name,
-            "deepspeed_version": environment.deepspeed_version,
-            "memory_limit_bytes": job.memory_limit_bytes,
             "space": "" if lattice.is_laid_out else job.space,
-            "grid_size": lattice.grid_size,
             "lattice_size": len(lattice.candidates),
-            "is_counted": lattice.is_counted,
             "refused": dict(lattice.refused.most_common()),
             "fidelity": "" if job.fidelity is None else job.fidelity.describe(),
             "budget_s": job.budget.time_s,
-            "price_per_hour": job.price_per_hour,
-            "origin": session.place.origin,
+            "origin": self.session.place.origin,
             **{name: getattr(self, name) for name in _FIGURES},
             "prospect": None if self.prospect is None else dataclasses.asdict(self.prospect),
         }
 
 
+_OF_SESSION = (
+    *("job.model.shape.n_params", "job.model.shape.n_params_frozen", "job.seq_len"),
+    *("job.global_batch", "job.world", "job.precision", "job.memory_limit_bytes"),
+    *("job.price_per_hour", "environment.accelerator", "environment.device_name"),
+    *("lattice.grid_size", "lattice.is_counted"),
+)
 _FIGURES = (
-    *("reasons", "untried", "lacks", "baseline", "n_recorded", "baseline_trials"),
+    *("has_tokens", "reasons", "untried", "lacks", "baseline", "n_recorded", "baseline_trials"),
     *("search_trials", "reduced_trials", "no_reduced", "confirm_trials", "trial_s", "confirm_s"),
     *("guard_steps", "guard_s", "at_once", "is_measured", "used_s", "ranks", "command", "ways"),
     *("left_out", "trials", "total_s", "accelerator_hours", "price"),

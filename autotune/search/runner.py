@@ -236,22 +236,23 @@ class Runner:
 
     def running(self) -> tuple[Running, ...]:
         """The trials in flight, for the live view."""
-        return tuple(
-            Running(
-                number=spec.identity.number,
-                role=spec.identity.role,
+        found = []
+        for spec, progress in ((h.spec, h.progress()) for h in self._handles):
+            identity, kind = (
+                spec.identity,
+                (spec.identity.role is Role.CONFIRM, spec.measure.start),
+            )
+            running = Running(
+                number=identity.number,
+                role=identity.role,
                 candidate=candidate_of(spec),
-                fidelity=spec.identity.fidelity,
+                fidelity=identity.fidelity,
                 phase=progress.phase,
                 elapsed_s=progress.elapsed_s,
-                usual_s=None
-                if spec.identity.fidelity
-                else self.history.usual_s.get(
-                    (spec.identity.role is Role.CONFIRM, spec.measure.start)
-                ),
+                usual_s=None if identity.fidelity else self.history.usual_s.get(kind),
             )
-            for spec, progress in ((h.spec, h.progress()) for h in self._handles)
-        )
+            found.append(running)
+        return tuple(found)
 
     def _say_quarantined(self) -> None:
         """Say once which devices run no more trials of this search, and which nodes do not now."""
@@ -287,12 +288,8 @@ class Runner:
         if last.wall_s >= limit_s:
             longer = f"search with a longer {flag('trial_timeout')}"
             more = f"if trials need more than {format_seconds(limit_s)}, {longer}; "
-        raise FleetError(
-            f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
-            f"last ({last.number}) by {last.outcome}: {last.evidence}",
-            f"{more}see {self.record.trial_folder(last.number)} and `autotune doctor`, then run "
-            "the same command again: it resumes",
-        )
+        folder, n = self.record.trial_folder(last.number), self._n_faults_in_a_row
+        raise FleetError.of("search.faults_in_a_row", n=n, last=last, more=more, folder=folder)
 
 
 @contextmanager

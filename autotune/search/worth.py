@@ -6,7 +6,7 @@ target, the target without each change, and what lies between in the order of th
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -51,16 +51,10 @@ class Way(Session):
         """
         changes = changed_knobs(self.target, self.baseline, self.engine.context)
         if not changes:
-            raise JobError(
-                "the best configuration is the baseline: there is no change to be worth anything",
-                "name settings to reach with --set KNOB=VALUE",
-            )
+            raise JobError.of("search.nothing_changes")
         if len(changes) > MOST_CHANGES:
-            raise JobError(
-                f"{len(changes)} changes lead from the baseline to the target, at most "
-                f"{MOST_CHANGES} are run one by one: {', '.join(changes)}",
-                "name fewer of them with --set KNOB=VALUE",
-            )
+            names = ", ".join(changes)
+            raise JobError.of("search.too_many", n=len(changes), most=MOST_CHANGES, names=names)
         return changes
 
     def candidate(self, corner: Corner) -> Candidate:
@@ -181,7 +175,7 @@ class WayRunner(Rounds):
             up=[step(change, b, b | {change}) for change, b in zip(order, below, strict=True)],
             alone=[step(change, frozenset(), frozenset({change})) for change in order],
             out=[step(change, whole - {change}, whole) for change in order],
-            interactions=self._interactions(blocks, place),
+            interactions=[*self._interactions(blocks, place)],
             gain=self._gain(blocks, whole, frozenset()),
             device_name=self.session.environment.device_name,
         )
@@ -212,12 +206,12 @@ class WayRunner(Rounds):
             why="" if runs else why,
         )
 
-    def _interactions(self, blocks: Blocks, place: Mapping[Corner, int]) -> list[Interaction]:
+    def _interactions(self, blocks: Blocks, place: Mapping[Corner, int]) -> Iterator[Interaction]:
         """Pairs whose gain together is told apart from the product of their gains alone.
 
         Beside the baseline where the pair ran there, else beside the other changes of the target.
         """
-        whole, found = frozenset(self.session.changes), []
+        whole = frozenset(self.session.changes)
         pairs = list(itertools.combinations(self.session.changes, 2))
         for first, second in pairs:
             one, other = frozenset({first}), frozenset({second})
@@ -235,16 +229,13 @@ class WayRunner(Rounds):
                 if factor is None or not factor.is_told_apart:
                     continue
                 gain = self._gain
-                found.append(
-                    Interaction(
-                        first=self.session.words(first),
-                        second=self.session.words(second),
-                        first_alone=gain(blocks, base | one, base),
-                        first_after_second=gain(blocks, both, base | other),
-                        second_alone=gain(blocks, base | other, base),
-                        second_after_first=gain(blocks, both, base | one),
-                        factor=factor,
-                    )
+                yield Interaction(
+                    first=self.session.words(first),
+                    second=self.session.words(second),
+                    first_alone=gain(blocks, base | one, base),
+                    first_after_second=gain(blocks, both, base | other),
+                    second_alone=gain(blocks, base | other, base),
+                    second_after_first=gain(blocks, both, base | one),
+                    factor=factor,
                 )
                 break
-        return found

@@ -131,17 +131,8 @@ def candidate_of(spec: TrialSpec) -> Candidate:
 
 def layout_of(candidate: Candidate, accelerator: str) -> Layout:
     """How the ranks of a candidate's trial share the work, on `cpu` or `cuda`."""
-    return Layout(
-        accelerator=accelerator,
-        world=candidate.world,
-        tp=candidate.tp,
-        pp=candidate.pp,
-        sp=candidate.sp,
-        dp=candidate.dp,
-        micro_batch=candidate.micro_batch,
-        grad_accum=candidate.grad_accum,
-        global_batch=candidate.global_batch,
-    )
+    names = ("world", "tp", "pp", "sp", "dp", "micro_batch", "grad_accum", "global_batch")
+    return Layout(accelerator=accelerator, **{name: getattr(candidate, name) for name in names})
 
 
 def format_value(value: KnobValue | None) -> str:

@@ -66,10 +66,7 @@ def _crossed(chosen: Table, name: str, domain: Domain, space: Space, context: Co
     total = int(repeats.sum())
     if total > MOST_COMBINATIONS:
         sizes = " x ".join(f"{name} {len(d.values)}" for name, d in space.domains.items())
-        raise JobError(
-            f"{space.path}: more than {MOST_COMBINATIONS} combinations: {sizes}",
-            "list fewer values, or tie a knob to others with `when`",
-        )
+        raise JobError.of("space.too_many", space=space, most=MOST_COMBINATIONS, sizes=sizes)
     parents = np.repeat(np.arange(chosen.n), repeats)
     starts = np.cumsum(repeats) - repeats
     places = np.arange(total) - starts[parents]

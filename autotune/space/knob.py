@@ -216,10 +216,8 @@ class Knob:
             assert not isinstance(typed, str), "numbers were read as such"
             nearest_number = min(max(typed, self.minimum), self.maximum)
             if nearest_number != typed:
-                raise JobError(
-                    f"{where}: {self.name}: {value!r} is out of range",
-                    f"the nearest legal value is {nearest_number:.13g}",
-                )
+                problem = f"{where}: {self.name}: {value!r} is out of range"
+                raise JobError(problem, f"the nearest legal value is {nearest_number:.13g}")
         return typed
 
     def is_of_type(self, value: KnobValue) -> bool:

@@ -34,9 +34,8 @@ def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
         guess = f"did you mean {' or '.join(near[:_MOST_NAMES])}? " if near else ""
         every = (one for one in plugin_names("engine") if knobs_of(one).keys() == knobs.keys())
         of, flags = next(((f" of {one}", f" --engine {one}") for one in every), ("", ""))
-        raise JobError(
-            f"{where}: {shortened(name)!r} is not a knob{of}",
-            f"{guess}`autotune knobs{flags}` lists them",
+        raise JobError.of(
+            "space.no_knob", where=where, name=shortened(name), of=of, guess=guess, flags=flags
         )
     return knob
 

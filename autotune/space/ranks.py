@@ -43,6 +43,7 @@ def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
     if inner * candidate.pp * candidate.dp != len(places):
         return []
     stages_first = are_stages_first(candidate.get("order"))
+    apart = candidate.pp if stages_first else 1
     etp, ep = int(candidate.get("etp") or candidate.tp), int(candidate.get("ep") or 1)
     replicas, rest = divmod(len(places), etp * ep * candidate.pp)
     spreads = ep > 1 and not rest
@@ -50,15 +51,11 @@ def describe_groups(candidate: Candidate, places: Sequence[str]) -> list[str]:
         ("tensor parallel", candidate.tp, 1),
         ("context parallel", candidate.cp, candidate.tp),
         ("sequence parallel", candidate.sp, candidate.tp * candidate.cp),
-        ("data parallel", candidate.dp, inner * (candidate.pp if stages_first else 1)),
+        ("data parallel", candidate.dp, inner * apart),
         ("pipeline", candidate.pp, inner * (1 if stages_first else candidate.dp)),
         ("expert parallel", ep if spreads else 1, etp),
         ("expert tensor parallel", etp if spreads else 1, 1),
-        (
-            "expert data parallel",
-            replicas if spreads else 1,
-            etp * ep * (candidate.pp if stages_first else 1),
-        ),
+        ("expert data parallel", replicas if spreads else 1, etp * ep * apart),
     )
     return [
         f"{name} groups of {size} ranks, such as {_span([stride * k for k in range(size)])}: "

@@ -1,9 +1,10 @@
 """The workload of a user's own command: unchanged, and reached from outside."""
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue, Workload
 from autotune.job.job import Job
@@ -16,11 +17,6 @@ IMPLEMENTATION = "optimizer.implementation"
 """The knob that says whose Adam updates."""
 IMPLEMENTATIONS: Mapping[str, str] = {"adamw_torch": "torch", "adamw_torch_fused": "torch_fused"}
 """Trainer's `optim` -> whose Adam it is, where the configuration has no optimizer."""
-_FLAGS = {
-    "recompute": ": for a flag --gradient_checkpointing of its own write "
-    "{recompute=none:--gradient_checkpointing} in the command"
-}
-"""How a command names a flag that switches a knob."""
 LAYOUT = ("tp", "pp", "sp", "ep")
 """Knobs that say what a rank does among the others: the script's own decision."""
 
@@ -39,10 +35,7 @@ class Script(WorkloadPlugin):
         """See `WorkloadPlugin.workload`."""
         script = _observed(job)
         if candidate.layers is not None:
-            raise JobError(
-                "fidelity: a command of your own builds its model itself",
-                "leave fidelity out",
-            )
+            raise JobError.of("space.command_not_reduced")
         return Workload(
             name="script",
             model=job.model.source,
@@ -56,68 +49,56 @@ class Script(WorkloadPlugin):
         )
 
 
+_ROWS: Sequence[Mapping[str, Any]] = table_beside(__file__, "reach.json")
+"""By which `way` some knobs reach a command, or `why` not; of a knob's rows the first counts
+whose facts all hold (`when`)."""
+
+
 def reach_of(script: Observed) -> Reach:
     """Which knobs reach a command, by which way, and which do not, and why."""
-    ways: dict[str, Way] = {"host_allocator": "environment", "allocator": "environment"}
-    left_out = {
-        **dict.fromkeys(LAYOUT, "the script lays its ranks and its data out itself"),
-        "loss_chunk_tokens": "the script computes its loss itself",
-        "mlp_chunk_tokens": "the script builds its model itself",
-        "offload.activations": "the script runs forward and backward itself",
-        "core_binding": "the command starts its ranks itself",
-    }
-    if script.description.get("is_partitioned"):
-        left_out["zero.stage"] = "the script builds its model under zero.Init, for stage 3 alone"
+    named, left_out = script.placeholders, dict(script.placeholders_left_alone)
     # What it splits its model by acts as it stands: no candidate has another value.
-    ways |= dict.fromkeys(layout_of(script), "code")
-    named = script.placeholders
+    ways: dict[str, Way] = dict.fromkeys(layout_of(script), "code")
     ways |= dict.fromkeys(named.keys() - {"grad_accum"}, "placeholders")
-    left_out |= script.placeholders_left_alone
-    if "attention" not in ways:
-        if (
-            script.is_trainer
-            and script.description.get("takes_attention")
-            and attention_of(script)
-        ):
-            ways["attention"] = "arguments"
-        else:
-            left_out["attention"] = _why_no_attention(script)
-    if script.accumulates_by_hand:
+    facts = _facts(script)
+    if facts["accumulates_by_hand"]:
         if "grad_accum" not in named:
             ways.pop("micro_batch", None)
-        left_out.setdefault("micro_batch", "the script accumulates gradients by hand")
-    elif "grad_accum" in left_out:
+    elif facts["leaves_accumulation"]:
         ways.pop("micro_batch", None)
-        left_out["micro_batch"] = "the global batch would change with it"
-    elif "micro_batch" not in {*ways, *left_out}:
-        way = _way_of_micro_batch(script)
-        if way is None:
-            left_out["micro_batch"] = (
-                f"the script makes its batches itself: write {_batch_words(script)}"
-            )
-        else:
-            ways["micro_batch"] = way
-    for name in ("recompute", "compile"):
-        if name in ways:
-            continue
-        if script.is_trainer:
-            ways[name] = "arguments"
-        else:
-            left_out.setdefault(name, f"the script switches it itself{_FLAGS.get(name, '')}")
-    if script.is_trainer:
-        ways["precision"] = "arguments"
-    elif script.framework == "deepspeed":
-        ways["precision"] = "configuration"
-    else:
-        left_out["precision"] = f"{script.framework} has it where the command sets it"
-    if not script.config.get("optimizer"):
-        if implementation_of(script):
-            ways[IMPLEMENTATION] = "arguments"
-        elif script.description.get("client_optimizer") == "DeepSpeedCPUAdam":
-            left_out[IMPLEMENTATION] = "its states are on the host: it is DeepSpeed's"
-        else:
-            left_out[IMPLEMENTATION] = "the script brings its optimizer"
+        left_out.pop("micro_batch", None)
+    decided = {*ways, *({"micro_batch"} & left_out.keys())}
+    for row in _ROWS:
+        terms = row.get("when", "").split()
+        if all(facts[term.removeprefix("!")] != term.startswith("!") for term in terms):
+            for name in (name for name in row["knobs"] if name not in decided):
+                decided.add(name)
+                if "way" in row:
+                    ways[name] = row["way"]
+                else:
+                    left_out.setdefault(name, row["why"])
+    for name, words in (("BATCH", _batch_words(script)), ("FRAMEWORK", script.framework)):
+        left_out = {knob: why.replace(name, words) for knob, why in left_out.items()}
     return Reach(ways=ways, left_out={k: v for k, v in left_out.items() if k not in ways})
+
+
+def _facts(script: Observed) -> dict[str, bool]:
+    description, by_config = script.description, script.batches_by_file
+    by_config |= bool(description.get("gives_data") or description.get("asks_micro_batch"))
+    return {
+        "is_trainer": script.is_trainer,
+        "is_deepspeed": script.framework == "deepspeed",
+        "is_axolotl": script.framework == "axolotl",
+        "is_partitioned": bool(description.get("is_partitioned")),
+        "takes_attention": bool(description.get("takes_attention")),
+        "has_attention": bool(attention_of(script)),
+        "accumulates_by_hand": script.accumulates_by_hand,
+        "leaves_accumulation": "grad_accum" in script.placeholders_left_alone,
+        "batches_by_config": by_config or description.get("engine") == "PipelineEngine",
+        "has_optimizer": bool(script.config.get("optimizer")),
+        "has_implementation": bool(implementation_of(script)),
+        "is_cpu_adam": description.get("client_optimizer") == "DeepSpeedCPUAdam",
+    }
 
 
 def layout_of(script: Observed) -> dict[str, int]:
@@ -151,15 +132,6 @@ def recompute_name(script: Observed) -> str:
     return next((n for n in RECOMPUTE_NAMES if n in script.arguments), RECOMPUTE_NAMES[-1])
 
 
-def _why_no_attention(script: Observed) -> str:
-    if not attention_of(script):
-        return "the script builds its model itself"
-    if script.framework == "axolotl":
-        return "write attn_implementation into axolotl's file"
-    who = "Trainer has no argument for it" if script.is_trainer else "the script chooses it"
-    return f"{who}: write {{attention=sdpa}} where your command says it"
-
-
 def _batch_words(script: Observed) -> str:
     """How to name the micro-batch in the command, by the flag that seems to say it."""
     size, words = str(script.micro_batch), script.command
@@ -175,28 +147,11 @@ _BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")
 """Names of flags that say how many samples a batch has, as scripts call them."""
 
 
-def _way_of_micro_batch(script: Observed) -> Way | None:
-    if script.is_trainer:
-        return "arguments"
-    description = script.description
-    if (
-        description.get("gives_data")
-        or description.get("asks_micro_batch")
-        or script.batches_by_file
-        or description.get("engine") == ("PipelineEngine")
-    ):
-        return "configuration"
-    return None
-
-
 def _values(candidate: Candidate) -> dict[str, KnobValue]:
     return {**candidate.values, "grad_accum": candidate.grad_accum}
 
 
 def _observed(job: Job) -> Observed:
     if job.script is None:
-        raise JobError(
-            "workload script: the job names no command",
-            "give one after --: autotune search -- torchrun train.py",
-        )
+        raise JobError.of("space.no_command")
     return job.script

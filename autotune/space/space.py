@@ -21,8 +21,6 @@ def load_space(name_or_path: str, knobs: Catalogue, engine: str = "") -> Space:
         path = data_folder("search_spaces") / f"{name_or_path}.yaml"
     elif not os.path.isfile(path):
         guess = did_you_mean(name_or_path, shipped_spaces(), most=1)
-        raise JobError(
-            f"space: {name_or_path!r} is neither a shipped space nor a file",
-            f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",
-        )
+        known = ", ".join(shipped_spaces())
+        raise JobError.of("space.no_space", name=name_or_path, guess=guess, known=known)
     return read_space_file(path, knobs, engine)

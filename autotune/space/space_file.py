@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
 from autotune.base.yaml_file import read_yaml
@@ -107,10 +106,7 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
     data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
     file = _validated(SpaceFile, data, where)
     if engine and file.engine not in (None, engine):
-        raise JobError(
-            f"{where}: engine {file.engine}: the job's engine is {engine}",
-            f"take {flag('engine')} {file.engine}, or another space",
-        )
+        raise JobError.of("space.other_engine", where=where, file=file, engine=engine)
     domains = {
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
@@ -141,10 +137,9 @@ def _validated(model: type[M], data: object, where: str) -> M:
         at = next((n for n, guess in enumerate(guesses) if guess), 0)
         item, guess = found[at], guesses[at]
         key = ".".join(str(part) for part in item["loc"])
-        raise JobError(
-            f"{where}: {shortened(key) + ': ' if key else ''}{_complaint(item)}",
-            f"{guess}known keys: {', '.join(known)}",
-        ) from error
+        at_key = f"{where}: {shortened(key)}" if key else where
+        hint = f"{guess}known keys: {', '.join(known)}"
+        raise JobError(f"{at_key}: {_complaint(item)}", hint) from error
 
 
 _COMPLAINTS = {
@@ -184,10 +179,7 @@ def _values(knob: Knob, written: object, key: str) -> list[KnobValue]:
     if not raw:
         raise JobError(f"{key}: the list of values is empty", f"list at least one; {knob.menu}")
     if len(raw) > MAX_VALUES_PER_KNOB:
-        raise JobError(
-            f"{key}: {len(raw)} values, more than {MAX_VALUES_PER_KNOB}",
-            "list fewer: each multiplies the grid",
-        )
+        raise JobError.of("space.many_values", key=key, n=len(raw), most=MAX_VALUES_PER_KNOB)
     values = [knob.check(value, where=key) for value in raw]
     for value in values:
         if values.count(value) > 1:
@@ -212,29 +204,20 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         for end in (first, last):
             if end < 1 or end & (end - 1) or end > MAX_VALUE:
                 near = 2 ** round(math.log2(min(max(end, 1), MAX_VALUE)))
-                raise JobError(
-                    f"{key}.powers_of_two: {end} is not a power of two up to {MAX_VALUE}",
-                    f"the nearest is {near}",
-                )
+                raise JobError.of("space.no_power", key=key, end=end, most=MAX_VALUE, near=near)
         if first > last:
             raise JobError(f"{key}.powers_of_two: {first} is above {last}", "[first, last]")
         yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
         return
     if "range" not in written:
-        raise JobError(
-            f"{key}: {_short(written)} is not a way to write values",
-            did_you_mean(str(next(iter(written), "")), _FORMS, most=1)
-            + "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
-        )
+        guess = did_you_mean(str(next(iter(written), "")), _FORMS, most=1)
+        raise JobError.of("space.no_values", key=key, written=_short(written), guess=guess)
     first, last, step = _validated(Range, _tupled(written), key).range
     if step < 1 or first > last:
-        raise JobError(
-            f"{key}.range: [{first}, {last}, {step}] is empty", "[first, last, step], step above 0"
-        )
+        raise JobError.of("space.empty_range", key=key, first=first, last=last, step=step)
     if (last - first) // step >= MAX_VALUES_PER_KNOB:
-        raise JobError(
-            f"{key}.range: {(last - first) // step + 1} values, more than {MAX_VALUES_PER_KNOB}",
-            "widen the step",
+        raise JobError.of(
+            "space.long_range", key=key, n=(last - first) // step + 1, most=MAX_VALUES_PER_KNOB
         )
     yield from range(first, last + 1, step)
 
@@ -258,18 +241,14 @@ def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], wh
     except CycleError as error:
         circle = error.args[1][::-1]  # each waits for the next
         at = next(name for name in circle if domains[name].when)
-        raise JobError(
-            f"{where}: knobs.{at}.when: a circle: {' -> '.join(circle)}",
-            "let one of them stand without `when`",
-        ) from None
+        way = " -> ".join(circle)
+        raise JobError.of("space.when_in_a_circle", where=where, at=at, circle=way) from None
     for name, domain in domains.items():
         for other, allowed in domain.when:
             if other in domains and not allowed & set(domains[other].values):
-                raise JobError(
-                    f"{where}: knobs.{name}.when: {other} never is {_listed(allowed)} in this "
-                    f"space: it has {_listed(domains[other].values)}",
-                    "name a value that it has, or leave this knob out",
-                )
+                at = f"{where}: knobs.{name}.when"
+                never, has = _listed(allowed), _listed(domains[other].values)
+                raise JobError.of("space.never_so", at=at, other=other, never=never, has=has)
 
 
 def _in_order(waits: Mapping[str, set[str]], knobs: Catalogue) -> Iterator[str]:

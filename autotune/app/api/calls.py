@@ -30,9 +30,8 @@ def for_callers(function: Callable[..., R]) -> Callable[..., R]:
                 if given == "set" and "settings" in inspect.signature(function).parameters:
                     meant = f'settings come first: autotune.{name}("zero.stage=3", ...). '
                 with called(name):
-                    raise JobError(
-                        f"{name}({given}=...): there is no such argument", meant + listed(name)
-                    )
+                    none = f"{name}({given}=...): there is no such argument"
+                    raise JobError(none, meant + listed(name))
         given_values = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in kwargs.items()

@@ -124,13 +124,7 @@ def _found(
     if not configs and names:
         return check_files(names, flags, fix=fix)
     if len(configs) != 1 or names:
-        raise JobError(
-            f"check: {len(names)} files and {len(configs)} dicts",
-            "name files, or give one dict",
-        )
+        raise JobError.of("app.files_and_dicts", n_names=len(names), n_configs=len(configs))
     if fix:
-        raise JobError(
-            "check: a dict has no file that a fix could be written to",
-            "leave fix out, and take .fixed of what is returned",
-        )
+        raise JobError.of("app.dict_without_file")
     return check_config(configs[0], flags)

@@ -84,20 +84,12 @@ class Planned(Shown[Ranking]):
         import pandas as pd  # heavy
 
         rows = self.as_dict()["candidates"]
-        return pd.DataFrame(
-            [
-                {
-                    "rank": row["rank"],
-                    **row["candidate"],
-                    **{
-                        k: v
-                        for k, v in row.items()
-                        if k.startswith("pred_") and not isinstance(v, Mapping)
-                    },
-                }
-                for row in rows
-            ]
-        )
+        figures = [
+            {k: v for k, v in row.items() if k.startswith("pred_") and not isinstance(v, Mapping)}
+            for row in rows
+        ]
+        ranked = zip(rows, figures, strict=True)
+        return pd.DataFrame([{"rank": r["rank"], **r["candidate"], **of} for r, of in ranked])
 
     def export(
         self,

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from autotune.space.candidate import Candidate
     from autotune.space.knob import Knobs
 
-ALGORITHMS = ("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter")
-"""Knobs that choose an algorithm for one collective."""
 LOOPBACK = "lo"
 """Interface that the fleet names where all ranks are on one node."""
 LIBRARIES = ("nccl", "gloo")

@@ -1,8 +1,85 @@
-"""Every rule about NCCL and gloo, for whichever engine."""
+"""Every rule about NCCL and gloo, for whichever engine: a row each of `rules.json`.
 
-from autotune.engines.communication import gloo, nccl
-from autotune.engines.communication.base import Communication
-from autotune.space.rule import Rule, rules_of
+A row refuses those of its `knobs` with which `when` holds (`autotune.base.terms`): of each `value`
+is its own and `ranks` are those of its collective on a node; other names are facts of the run. In
+its texts `{listed}` is these knobs with their values. Those about NCCL are read off NVIDIA/nccl,
+2.21 to 2.30; none has a witness, since NCCL runs on GPUs alone.
+"""
 
-RULES: tuple[Rule[Communication], ...] = rules_of(nccl, gloo)
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from autotune.base.data import table_beside
+from autotune.base.terms import COMPARE, tests_of
+from autotune.engines.communication.base import LOOPBACK, Communication
+from autotune.engines.releases import is_at_least
+from autotune.space.rule import Finding, Rule
+
+_MOST_SOCKETS = 64
+_FACT = re.compile(r"\{([\w.]+)\}")
+
+
+def _facts(run: Communication) -> dict[str, Any]:
+    values, (size, here) = run.values, run.sharing
+    # Where the release is unknown, pairs may have NVLink SHARP.
+    is_old = not is_at_least(run.nccl, "2.29")
+    buffer_bytes = int(values.get("nccl.buffer_bytes", 1))
+    n = {
+        f"nccl.{end}_channels": int(values.get(f"nccl.{end}_channels", 0))
+        for end in ("min", "max")
+    }
+    threads = int(values.get("nccl.socket_threads", 0))
+    return {
+        **values,
+        **n,
+        "nccl": run.nccl,
+        "has_lists": is_at_least(run.nccl, "2.24"),
+        "lacks_nvls": run.lacks_nvls,
+        "size": size,
+        "here": here,
+        "n_nodes": run.n_nodes,
+        "least_ranks": 3 if is_old else 2,
+        "in_nccl": f" in NCCL {run.nccl}" if is_old else "",
+        "channels": 64 if is_at_least(run.nccl, "2.25") else 32,
+        "sockets": threads * int(values.get("nccl.sockets_per_thread", 0)),
+        "fitting_sockets": _MOST_SOCKETS // max(1, threads),
+        "power": 1 << (buffer_bytes.bit_length() - 1),
+        "names_loopback": LOOPBACK in str(values.get("gloo.interfaces", "")).split(","),
+    }
+
+
+def _check(row: Mapping[str, Any], run: Communication) -> Finding | None:
+    facts, ranks = _facts(run), dict[str, int]()
+    for name in filter(run.values.__contains__, row["knobs"]):
+        whole = name == "nccl.all_reduce" and run.world > 1
+        ranks[name] = run.fewest_on_a_node if whole else facts["here"]
+        known = {**facts, "value": run.values[name], "ranks": ranks[name]}
+        if not all(_holds(term, known) for term in row["when"].split()):
+            del ranks[name]
+    if not ranks:
+        return None
+    facts["listed"] = ", ".join(f"{name}={run.values[name]}" for name in ranks)
+    facts |= {"names": " and ".join(ranks), "fewest": min(ranks.values())}
+    message, fix = (
+        _FACT.sub(lambda found: str(facts[found[1]]), row[text]) for text in ("message", "fix")
+    )
+    return Finding(message=message, at=(*ranks, *row.get("also", ())), advice=fix)
+
+
+def _holds(term: str, known: Mapping[str, Any]) -> bool:
+    found = any(_is_so(*test, known) for test in tests_of(term))
+    return found != term.startswith("!")
+
+
+def _is_so(name: str, sign: str, word: str, known: Mapping[str, Any]) -> bool:
+    value, wanted = known.get(name), known.get(word, int(word) if word.isdecimal() else word)
+    return bool(COMPARE[sign](value, wanted) if sign else value)
+
+
+RULES: tuple[Rule[Communication], ...] = tuple(
+    Rule(name=name, check=partial(_check, row), source=row["source"], says=row["says"])
+    for name, row in table_beside(__file__, "rules.json").items()
+)
 """In the order in which they are asked."""

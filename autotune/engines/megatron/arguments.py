@@ -29,30 +29,9 @@ from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
 
-_WITHOUT_TRANSFORMER_ENGINE: Arguments = {
-    "transformer_impl": "local",
-    "attention_backend": "unfused",
-    "no_persist_layer_norm": True,
-    "no_rope_fusion": True,
-}
-"""Arguments without which Megatron asks for Transformer Engine.
-
-Source: NVIDIA/Megatron-LM, megatron/core: transformer/transformer_config.py,
-transformer/torch_norm.py, models/common/embeddings/rope_utils.py."""
-_WITHOUT_APEX: Arguments = {
-    "no_gradient_accumulation_fusion": True,
-    "no_masked_softmax_fusion": True,
-}
-"""Arguments without which Megatron asks for the kernels of Apex.
-
-Source: NVIDIA/Megatron-LM, megatron/core: tensor_parallel/layers.py, fusions/fused_softmax.py."""
-ON_CPU: Arguments = {
-    **_WITHOUT_TRANSFORMER_ENGINE,
-    **_WITHOUT_APEX,
-    "no_bias_swiglu_fusion": True,
-    "no_bias_gelu_fusion": True,
-}
-"""Arguments without which Megatron asks for kernels that only a GPU has."""
+KERNELS: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "kernels.json")
+"""What has kernels -> the arguments of a run without it, and with it for mixtures of experts; and
+what is said where it is missing."""
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
 """Arguments of a checkout's own script besides: processes that load data would take the cores of
 the ranks."""
@@ -136,33 +115,23 @@ _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0
 CLIP_GRAD = 1.0
 
 
-_FUSED_EXPERTS: Arguments = {
-    "moe_grouped_gemm": True,
-    "moe_permute_fusion": True,
-    "moe_router_fusion": True,
-}
-"""Kernels of Transformer Engine for mixtures of experts, which Megatron leaves off by default.
-
-Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md; the router's asks for
-Transformer Engine 2.6, the permutation's for 2.1."""
-
-
 def expert_kernels(environment: Environment, model: Model) -> Arguments:
     """What a mixture of experts is told where Transformer Engine has kernels for it."""
     has_te = environment.accelerator != "cpu" and environment.has_transformer_engine
-    return dict(_FUSED_EXPERTS) if has_te and model.shape.n_experts > 1 else {}
+    is_told = has_te and model.shape.n_experts > 1
+    return dict(KERNELS["transformer_engine"]["with_experts"]) if is_told else {}
 
 
 def kernel_arguments(environment: Environment) -> Arguments:
     """What Megatron is told where kernels that it asks for by default are not there."""
-    if environment.accelerator == "cpu":
-        return dict(ON_CPU)
-    found: Arguments = {}
-    if not environment.has_transformer_engine:
-        found |= _WITHOUT_TRANSFORMER_ENGINE
-    if not environment.has_apex:
-        found |= _WITHOUT_APEX
-    return found
+    on_gpu = environment.accelerator != "cpu"
+    has = {
+        "transformer_engine": on_gpu and environment.has_transformer_engine,
+        "apex": on_gpu and environment.has_apex,
+        "gpu": on_gpu,
+    }
+    lacking = [KERNELS[name]["without"] for name, is_there in has.items() if not is_there]
+    return {name: value for arguments in lacking for name, value in arguments.items()}
 
 
 def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:

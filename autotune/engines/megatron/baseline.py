@@ -42,27 +42,19 @@ def read_baseline(path: Path, job: Job, *, release: str) -> tuple[dict[str, Knob
     launches = read_launches(path, release=release)
     if len(launches) != 1:
         starts = f"starts {len(launches)}" if launches else "starts no"
-        raise JobError(
-            f"{path}: {starts} training of Megatron-LM",
-            "name a shell file with one line that starts pretrain_gpt.py; "
-            "files that it sources are read where they lie beside it",
-        )
+        raise JobError.of("engines.megatron.not_one_training", path=path, starts=starts)
     launch = launches[0]
     if launch.is_passing_on:  # a plain run of the file passes on nothing
         launch = replace(launch, is_partial=False)
     _check_same_training(launch, job)
     wrong = [found for found in judge_launch(launch) if found.level == "error"]
     if wrong:
-        raise JobError(
-            f"{path}: {wrong[0].message}", f"{wrong[0].fix}; `autotune check {path}` says it all"
-        )
+        raise JobError.of("engines.megatron.illegal_baseline", path=path, wrong=wrong)
     try:
         return _knobs(launch, job), dict(_notes(launch))
     except UnknownFactError as error:
-        raise JobError(
-            f"{path}: the file does not tell {flags_of(str(error))}, or a value that no layout "
-            "here has",
-            "write the numbers into the file; embedding and loss count both as layers, or neither",
+        raise JobError.of(
+            "engines.megatron.layout_untold", path=path, flags_of=flags_of(str(error))
         ) from error
 
 
@@ -150,18 +142,13 @@ def _check_same_training(launch: MegatronLaunch, job: Job) -> None:
     for name, value in of_job.items():
         given = launch.given.get(name)
         if given is not None and given.value != value:
-            raise JobError(
-                f"{launch.path}: {given.flag} is {given.value}, and the job has {value}",
-                "mend the file, or the job: a baseline trains the same",
+            raise JobError.of(
+                "engines.megatron.other_training", launch=launch, given=given, value=value
             )
     if launch.world is not None and launch.world != job.world:
-        raise JobError(
-            f"{launch.path}: starts {launch.world} ranks, and the job's world is {job.world}",
-            "set the world to that, or mend the launch line",
-        )
+        raise JobError.of("engines.megatron.other_world", launch=launch, job=job)
     precision = next((name for name in ("bf16", "fp16") if name in launch.given), "fp32")
     if not launch.is_partial and precision != job.precision:
-        raise JobError(
-            f"{launch.path}: trains in {precision}, and the job in {job.precision}",
-            f"set the job's precision to {precision}, or mend the file",
+        raise JobError.of(
+            "engines.megatron.other_precision", launch=launch, precision=precision, job=job
         )

@@ -48,8 +48,6 @@ RECOMPUTED = sets_of(MODULES)
 DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
 """What sends tokens to their experts: a row for each expert; each token once to a rank; all tokens
 to every rank."""
-FLEX = (1, 2)
-"""Places of those that send each token once."""
 OFFLOADED = (
     "none",
     *("core_attn", "core_attn+attn_proj", "qkv_linear", "core_attn+attn_proj+qkv_linear"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.templates import canonical_json
@@ -32,6 +33,7 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, cpu_has_bf16
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import (
+    KERNELS,
     SCRIPT_ON_CPU,
     arguments_of,
     expert_kernels,
@@ -42,10 +44,8 @@ from autotune.engines.megatron.baseline import Notes, changes_in_words, read_bas
 from autotune.engines.megatron.choices import (
     BALANCED,
     DISPATCHERS,
-    FLEX,
     FP8,
     FP8_RECIPES,
-    FSDP,
     GRAPHS,
     OFFLOADED,
     RECOMPUTED,
@@ -67,6 +67,7 @@ from autotune.engines.megatron.knobs import (
     value_of,
 )
 from autotune.engines.megatron.ladder import ladder
+from autotune.engines.megatron.layout_rule import holds
 from autotune.engines.megatron.layout_task import (
     SHARES_KV_HEADS,
     Columns,
@@ -156,10 +157,17 @@ _STEPS = {
 
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_CUDA_DEFAULT = "8"
-_CONNECTIONS_OF_OVERLAP = "32"
-"""With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's recipes
-of Megatron-Bridge; megatron/training/arguments.py warns."""
+_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    # With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's
+    # recipes of Megatron-Bridge; megatron/training/arguments.py warns.
+    "overlap_experts": {_CONNECTIONS: "32"},
+    "fsdp": {_CONNECTIONS: "8"},  # CUDA's default: it refuses to start with one
+    "offload_modules": {"NVTE_CPU_OFFLOAD_V1": "1"},  # else weights went to the host as well
+    "fused_experts": {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"},
+}
+"""Knob that a candidate has -> variables of its ranks."""
+_COLUMNS: Mapping[str, str] = table_beside(__file__, "columns.json")
+"""Column of the cost model -> the knob that it is, or the conditions that all hold there."""
 
 
 class MegatronEngine(Engine):
@@ -273,21 +281,14 @@ class MegatronEngine(Engine):
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        has_checkout = self._job.megatron_path is not None
-        orders = candidate.tp > 1 or candidate.cp > 1
-        variables = {_CONNECTIONS: "1"} if orders else {}
-        if candidate.get("overlap_experts"):
-            variables = {_CONNECTIONS: _CONNECTIONS_OF_OVERLAP}
-        if "fsdp" in candidate.values:  # it refuses to start with one
-            variables = {_CONNECTIONS: _CUDA_DEFAULT}
-        if "offload_modules" in candidate.values:  # else weights went to the host as well
-            variables["NVTE_CPU_OFFLOAD_V1"] = "1"
-        if "fused_experts" in candidate.values:
-            variables["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] = "1"
+        variables = {_CONNECTIONS: "1"} if candidate.tp > 1 or candidate.cp > 1 else {}
+        for name, more in _VARIABLES.items():
+            if candidate.get(name):
+                variables |= more
         return RankSettings(
             environment=variables,
             # A warm start has Megatron imported, and a checkout brings its own.
-            may_start_warm=not has_checkout,
+            may_start_warm=self._job.megatron_path is None,
         )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
@@ -299,24 +300,12 @@ class MegatronEngine(Engine):
         return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:
+        on_cpu, is_plain = self._task.on_cpu, self._job.precision == "fp32"
         if self._task.without_te:
-            return (
-                "Transformer Engine is not installed: attention writes its scores, which costs "
-                "time and memory; install transformer-engine for your GPUs"
-            )
-        if self._environment.accelerator == "cpu":
-            if self._job.precision == "fp32" or cpu_has_bf16():
-                return ""
-            return (
-                "the processor has no instructions for bf16: a step takes several times as long "
-                f"as in 32 bits; add {flag('precision')} fp32"
-            )
-        if not self._environment.has_apex:
-            return (
-                "Apex is not installed: gradients are added up by kernels of their own, which "
-                "costs some time; build Apex with --cpp_ext and --cuda_ext"
-            )
-        return ""
+            return str(KERNELS["transformer_engine"]["missing"])
+        if on_cpu and not is_plain and not cpu_has_bf16():
+            return str(KERNELS["gpu"]["missing"].format(precision=flag("precision")))
+        return "" if on_cpu or self._environment.has_apex else str(KERNELS["apex"]["missing"])
 
     def no_files(self) -> str:
         """Megatron's GPT model is not every model."""
@@ -438,35 +427,23 @@ class MegatronEngine(Engine):
     def _more_columns(self, rows: Columns) -> dict[str, Any]:
         """The cost model's columns of knobs that most of the lattice leaves at their default."""
         first, last, most = edge_layers(self._task, rows)
-        fsdp, fp8 = rows["fsdp"], rows["fp8"] > 0
-        modules = rows["recompute_modules"]
-        found = {
-            "expert_tp": rows["etp"],
+        found: dict[str, Any] = {
+            **{
+                column: rows[terms] if terms in rows else _all_hold(terms, rows)
+                for column, terms in _COLUMNS.items()
+            },
             "first_stage_layers": first,
             "last_stage_layers": last,
             "most_stage_layers": most,
-            "flex_dispatch": np.isin(rows["dispatcher"], FLEX),
-            "overlap_experts": rows["overlap_experts"],
-            "delays_weight_grads": rows["delay_weight_grads"],
-            "overlap_shared_experts": rows["overlap_shared_experts"],
-            "stages_before_replicas": rows["order"],
-            "zero_stage": np.maximum(rows["distributed_optimizer"], fsdp),
+            "zero_stage": np.maximum(rows["distributed_optimizer"], rows["fsdp"]),
             "optimizer_host_share": rows["optimizer_offload"] / SHARE,
             "offloaded_activations": self._offloaded_activations(rows),
+            "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
+            "rank_buffers": np.array(_BUFFERS)[rows["dispatcher"]],
             **{
-                column: has(module, RECOMPUTED, modules)
+                column: has(module, RECOMPUTED, rows["recompute_modules"])
                 for module, column in RECOMPUTED_MODULES.items()
             },
-            "overlap_reduce": rows["overlap_grad_reduce"] == 0,
-            "overlap_gather": rows["overlap_param_gather"] == 0,
-            "overlap_sends": (rows["vp"] > 1) & (rows["overlap_p2p"] == 0),
-            "overlap_tp": _TP_OVERLAP * rows["tp_comm_overlap"],
-            "user_buffers": rows["nccl_ub"],
-            "overlap_offload": rows["optimizer_offload_overlap"],
-            "fixed_gather": rows["fsdp_double_buffer"],
-            "context_kind": rows["cp_kind"],
-            "all_gather_dispatch": rows["dispatcher"] == DISPATCHERS.index("allgather"),
-            "rank_buffers": np.array(_BUFFERS)[rows["dispatcher"]],
         }
         if rows["adam_moments"].any():
             usual = float(
@@ -481,10 +458,7 @@ class MegatronEngine(Engine):
                 share * has(part, GRAPHS, rows["cuda_graphs"])
                 for part, share in CAPTURED_SHARES.items()
             )
-        # Megatron's FSDP gathers a transformer layer at a time.
-        found["layer_wise_gather"] = fsdp == FSDP.index("optim_grads_params")
-        fp4 = rows["fp4"] > 0
-        if fp8.any() or fp4.any():
+        if rows["fp8"].any() or rows["fp4"].any():
             found |= self._narrow_columns(rows)
         return found
 
@@ -542,6 +516,11 @@ class MegatronEngine(Engine):
         for module, part in _SAVED_SHARES.items():
             share = share + part * has(module, OFFLOADED, rows["offload_modules"])
         return share
+
+
+def _all_hold(terms: str, rows: Columns) -> Truth:
+    found: Truth = np.logical_and.reduce([holds(term, rows) for term in terms.split()])
+    return found
 
 
 def _with_each_value(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -718,23 +697,11 @@ def _lacking(release: str) -> frozenset[str]:
 
 def _check_trained(job: Job) -> None:
     if job.lengths != FIXED:
-        raise JobError(
-            "engine megatron: lengths: its trials train samples of seq_len tokens each",
-            f"leave lengths out, or use {flag('engine')} deepspeed",
-        )
+        raise JobError.of("engines.megatron.drawn_lengths")
     if job.finetune is not None:
-        raise JobError(
-            "engine megatron: finetune: Megatron-LM trains every weight",
-            "leave finetune out, or plan for DeepSpeed",
-        )
+        raise JobError.of("engines.megatron.finetuned")
     if job.base_config is not None:
-        raise JobError(
-            "engine megatron: base_config: that is a ds_config.json, which only DeepSpeed reads",
-            f"leave base_config out, or use {flag('engine')} deepspeed",
-        )
+        raise JobError.of("engines.megatron.base_config")
     kind = str(job.optimizer.get("type", "AdamW"))
     if kind.lower() not in {"adam", "adamw", "fusedadam"}:
-        raise JobError(
-            f"engine megatron: optimizer {kind!r}: its layouts are predicted with Adam",
-            "name AdamW, or leave the optimizer out",
-        )
+        raise JobError.of("engines.megatron.other_optimizer", kind=kind)

@@ -110,9 +110,8 @@ def release_of(checkout: Path) -> str:
         parts = dict(_RELEASE.findall((checkout / _RELEASE_FILE).read_text(encoding="utf-8")))
         return f"{parts['MAJOR']}.{parts['MINOR']}"
     except (OSError, ValueError, KeyError):
-        raise JobError(
-            f"{checkout}: is no checkout of Megatron-LM: it has no {_RELEASE_FILE} with a release",
-            "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
+        raise JobError.of(
+            "engines.megatron.no_release", checkout=checkout, file=_RELEASE_FILE
         ) from None
 
 
@@ -139,9 +138,8 @@ def flag_of(name: str, release: str) -> Flag:
         return found
     have = _releases_with(name)
     if have:
-        raise JobError(
-            f"{name}: Megatron Core {release} has no such flag: {_in_words(have)} do",
-            "leave it out, or use one of those releases",
+        raise JobError.of(
+            "engines.megatron.flag_of_others", name=name, release=release, have=_in_words(have)
         )
     near = similar(name, release)
     raise JobError(
@@ -169,9 +167,8 @@ def words_of(name: str, value: Any, release: str) -> list[str]:
         try:
             flag.parsed(word)
         except ValueError as error:
-            raise JobError(
-                f"{flag.name} {word}: it {error}, in Megatron Core {release}",
-                "take another value, or another release",
+            raise JobError.of(
+                "engines.megatron.flag_value", flag=flag, word=word, error=error, release=release
             ) from None
     return [flag.name, *words]
 

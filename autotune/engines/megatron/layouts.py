@@ -5,13 +5,15 @@ be judged so far remove illegal rows, so that only legal layouts are ever multip
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from functools import reduce
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.choices import BALANCED, MOMENTS, RECOMPUTED, has
@@ -24,6 +26,7 @@ from autotune.engines.megatron.knobs import (
     columns_of,
     knobs_of,
 )
+from autotune.engines.megatron.layout_rule import holds
 from autotune.engines.megatron.layout_task import (
     Columns,
     Counts,
@@ -174,55 +177,26 @@ def _useful_modules(task: LayoutTask) -> list[str]:
     return [*latent, *dense, *grouped, *both, "moe"]
 
 
+_OFFERED: Mapping[str, Sequence[Mapping[str, str]]] = table_beside(__file__, "offered.json")
+"""Axis -> conditions (`layout_rule.holds`) `when` its rows are legal, and not worth a look."""
+
+
 def _offered(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, Counts]:
     """Rows that the lattice offers once `name` is there: not all that is legal is worth a look."""
-    keep = _worth(task, rows, name)
-    if keep is None or keep.all() or not keep.any():
-        return rows
-    return {key: column[keep] for key, column in rows.items()}
-
-
-def _worth(task: LayoutTask, rows: Columns, name: str) -> Truth | None:
-    """The rows that are worth a look once `name` is there; None: all."""
-    keep: Truth | None = None
-    is_mixture = task.groups_experts and task.n_experts > 1
-    tokens = task.seq_len // rows["cp"] if "cp" in rows else 0
-    if name == "ends_as_layers":
-        is_named = np.isin(rows["vp"], _CHUNKS) & (rows["pp"] * rows["vp"] <= task.n_layers + 1)
-        keep = (rows["stages"] == 0) | is_named & (rows["pp"] > 1)
-    elif name == "etp":
-        keep = (rows["etp"] == 0) | (rows["tp"] > 1) & (rows["ep"] > 1)
-        if is_mixture:
-            keep = keep & _holds_weights(task, rows)
-    elif name == "fp8":
-        keep = (rows["fp8"] == 0) | _is_sharded(rows)
+    known: dict[str, Any] = {**vars(task), **rows}
+    if name == "etp":
+        known["outweighs"] = _held_bytes(task, rows) > (task.memory_bytes or np.inf)
     elif name == "main_grads":
-        is_heavy = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
-        is_saved = _is_sharded(rows) & (rows["recompute"] != Recompute.FULL)
-        keep = (rows["main_grads"] == 0) | is_heavy & is_saved
-    elif name == "adam_moments":
-        keep = (rows["adam_moments"] == 0) | _is_sharded(rows)
-    elif name == "optimizer_offload":
-        changes = rows["fp8"] + rows["main_grads"] + rows["adam_moments"] > 0
-        keep = (rows["optimizer_offload"] == 0) | _is_sharded(rows) & ~changes
-    elif name == "cuda_graphs":
-        at_once = rows["micro_batch"] * tokens < task.paced_tokens * rows["tp"]
-        at_once &= rows["recompute"] != Recompute.FULL
-        # Where all-to-alls are slow, launches have time.
-        sends_once = (rows["dispatcher"] > 0) | (rows["ep"] == 1) | (task.flex_here == 0)
-        keep = (rows["cuda_graphs"] == 0) | at_once & sends_once
-    elif is_mixture and name == "tp":
-        keep = rows["tp"] <= _MOST_TP
-    elif is_mixture and name == "cp":
-        keep = (rows["cp"] == 1) | (tokens >= _LEAST_TOKENS)
-    elif is_mixture and name == "micro_batch":
-        keep = (rows["micro_batch"] == 1) | (rows["micro_batch"] * tokens <= _MOST_TOKENS)
-    elif is_mixture and name == "distributed_optimizer":
-        keep = _is_sharded(rows)
-    elif is_mixture and name in ("dispatcher", "overlap_experts"):
-        has_expert_degree = (rows["etp"] > 0) | (rows["tp"] == 1)
-        keep = (rows[name] == 0) | (rows["ep"] > 1) & has_expert_degree
-    return keep
+        known["is_heavy"] = _held_bytes(task, rows) > _HEAVY_SHARE * task.memory_bytes
+    elif name == "ends_as_layers":
+        is_many = rows["pp"] * rows["vp"] > task.n_layers + 1
+        known["has_no_place"] = is_many | ~np.isin(rows["vp"], _CHUNKS)
+    refused = np.zeros(len(rows["tp"]), dtype=np.bool_)
+    for row in _OFFERED.get(name, ()):
+        refused |= reduce(np.logical_and, [holds(term, known) for term in row["when"].split()])
+    if refused.all() or not refused.any():
+        return rows
+    return {key: column[~refused] for key, column in rows.items()}
 
 
 def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
@@ -231,18 +205,6 @@ def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
     recomputes = rows["recompute"] == Recompute.SELECTIVE
     recomputes &= has("moe_act", RECOMPUTED, rows["recompute_modules"])
     found: Truth = is_whole & ~recomputes & np.full(is_whole.shape, task.fuses_experts)
-    return found
-
-
-def _is_sharded(rows: Columns) -> Truth:
-    """True where optimizer states are sharded and there are ranks for it."""
-    found: NDArray[np.bool_] = (rows["distributed_optimizer"] > 0) | (rows["dp"] * rows["cp"] == 1)
-    return found
-
-
-def _holds_weights(task: LayoutTask, rows: Columns) -> Truth:
-    """True where a device holds the weights and gradients, which nothing in the lattice shards."""
-    found: Truth = _held_bytes(task, rows) <= (task.memory_bytes or np.inf)
     return found
 
 
@@ -256,13 +218,6 @@ def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
 
 _HEAVY_SHARE = 0.2
 """Part of the memory that weights and gradients take where it is worth to halve gradients."""
-_MOST_TP = 8
-"""Tensor parallel degree of a mixture of experts, at most, though a rack joins more devices."""
-_LEAST_TOKENS = 4096
-"""Tokens of a sequence on a context parallel rank of a mixture of experts, at the least: NVIDIA
-splits sequences from 8,192 tokens on (megatron/core/transformer/moe/README.md)."""
-_MOST_TOKENS = 65_536
-"""Tokens of its micro-batch on a rank, at most: published runs have half of them."""
 
 
 def _divisors(number: int) -> list[int]:
@@ -283,10 +238,7 @@ def _crossed(rows: Columns, name: str, values: Counts) -> dict[str, Counts]:
     """
     n = len(next(iter(rows.values()))) if rows else 1
     if n * len(values) > _MOST_ROWS:
-        raise JobError(
-            f"engine megatron: {n * len(values)} layouts to judge at once, at most {_MOST_ROWS}",
-            "a world, a global batch or a number of layers with fewer divisors has fewer",
-        )
+        raise JobError.of("engines.megatron.too_many_layouts", n=n * len(values), most=_MOST_ROWS)
     crossed = {key: np.repeat(column, len(values)) for key, column in rows.items()}
     return {**crossed, name: np.tile(values, n)}
 

@@ -3,10 +3,11 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.engines.base import CommandJob
 from autotune.engines.megatron.arguments import DECIDED
@@ -24,6 +25,9 @@ _DEFAULTS_THAT_STAY = (
 )
 """Arguments for which a job would give other values than Megatron's defaults."""
 _VOCAB_OF_GPT2 = 50257
+_FAMILIES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "own_command.json")
+"""Family of a model -> what its arguments are, and key of its config -> what says it."""
+_OTHER = "experts or other layers"
 
 
 def is_megatrons(command: Sequence[str], folder: Path) -> bool:
@@ -45,10 +49,7 @@ def read_command(command: Sequence[str], folder: Path) -> CommandJob:
     """
     script = _script_of(command, folder)
     if script is None or script.name != SCRIPT:
-        raise JobError(
-            f"the command starts no {SCRIPT}, the one script of Megatron-LM that is searched",
-            f"write it as you start it: -- torchrun --nproc-per-node 8 {SCRIPT} ...",
-        )
+        raise JobError.of("engines.megatron.no_such_script", script=SCRIPT)
     release = known_release(release_of(script.parent), where=str(script.parent))
     launch = launch_of_line(shlex.join(command), release=release)
     for problem in launch.problems:
@@ -130,10 +131,7 @@ def _vocab(launch: MegatronLaunch) -> int:
         return int(given) + has_extra
     if kind in (None, "GPT2BPETokenizer"):
         return _VOCAB_OF_GPT2
-    raise JobError(
-        f"the command: --tokenizer-type {kind}: the number of its token ids is in its files",
-        "say it: --vocab-size N",
-    )
+    raise JobError.of("engines.megatron.vocab_in_files", kind=kind)
 
 
 def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
@@ -148,44 +146,26 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
         "--normalization": get("normalization"),
         "--swiglu": bool(get("swiglu")),
         "--disable-bias-linear": get("add_bias_linear") is False,
-        "experts or other layers": any(map(get, ("num_experts", "qk_layernorm", "add_qkv_bias"))),
+        _OTHER: any(map(get, ("num_experts", "qk_layernorm", "add_qkv_bias"))),
     }
-    layers, hidden, heads = get("num_layers"), get("hidden_size"), get("num_attention_heads")
-    # From 0.16 on it is kept under another name.
-    epsilon = get("norm_epsilon") or get("layernorm_epsilon")
-    is_tied = not get("untie_embeddings_and_output_weights")
-    if tuple(facts.values()) == ("rope", "RMSNorm", True, True, False):
-        groups = get("num_query_groups") if get("group_query_attention") else heads
-        return {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "intermediate_size": get("ffn_hidden_size") or int(4 * hidden * 2 / 3 / 64) * 64,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": groups,
-            "head_dim": get("kv_channels") or hidden // heads,
-            "max_position_embeddings": get("max_position_embeddings"),
-            "rms_norm_eps": epsilon,
-            "rope_theta": get("rotary_base"),
-            "tie_word_embeddings": is_tied,
-        }
-    if tuple(facts.values()) == ("learned_absolute", "LayerNorm", False, False, False):
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "vocab_size": vocab,
-            "n_positions": get("max_position_embeddings"),
-            "n_embd": hidden,
-            "n_inner": get("ffn_hidden_size") or 4 * hidden,
-            "n_layer": layers,
-            "n_head": heads,
-            "layer_norm_epsilon": epsilon,
-            "tie_word_embeddings": is_tied,
-        }
+    hidden, heads = get("hidden_size"), get("num_attention_heads")
+    width = get("ffn_hidden_size")
+    said = {
+        "width": width or 4 * hidden,
+        "gated_width": width or int(4 * hidden * 2 / 3 / 64) * 64,
+        "kv_heads": get("num_query_groups") if get("group_query_attention") else heads,
+        "head_dim": get("kv_channels") or hidden // heads,
+        # From 0.16 on it is kept under another name.
+        "epsilon": get("norm_epsilon") or get("layernorm_epsilon"),
+    }
+    for family, row in _FAMILIES.items():
+        if facts == {**row["is"], _OTHER: False}:
+            return {
+                "model_type": family,
+                "architectures": row["architectures"],
+                "vocab_size": vocab,
+                **{key: said.get(name) or get(name) for key, name in row["keys"].items()},
+                "tie_word_embeddings": not get("untie_embeddings_and_output_weights"),
+            }
     summary = ", ".join(f"{name} {value}" for name, value in facts.items())
-    raise JobError(
-        f"the command: its model is neither GPT-2's nor Llama's: {summary}",
-        "name the model in a job: --megatron-path FOLDER --model ... --megatron-arguments '...'",
-    )
+    raise JobError.of("engines.megatron.unknown_model", summary=summary)

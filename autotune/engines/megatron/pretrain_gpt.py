@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.contract import Workload
 from autotune.engines.megatron.arguments import DECIDED
 from autotune.engines.megatron.flags import null_vocab, release_of
@@ -51,14 +50,10 @@ def checkout_of(job: Job) -> Path:
     """
     checkout = job.megatron_path
     if checkout is None:
-        raise JobError(
-            f"workload {CHECKOUT_WORKLOAD}: the job names no checkout of Megatron-LM",
-            f"give {flag('megatron_path')} FOLDER, or `megatron_path:` in the job file",
-        )
+        raise JobError.of("engines.megatron.no_checkout", checkout_workload=CHECKOUT_WORKLOAD)
     if not (checkout / SCRIPT).is_file():
-        raise JobError(
-            f"megatron_path: {checkout}: has no {SCRIPT}",
-            "name the folder that `git clone https://github.com/NVIDIA/Megatron-LM` made",
+        raise JobError.of(
+            "engines.megatron.checkout_without_script", checkout=checkout, script=SCRIPT
         )
     return checkout.absolute()
 
@@ -105,10 +100,7 @@ def user_words(job: Job) -> list[str]:
     for word in job.megatron_arguments:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in DECIDED:
-            raise JobError(
-                f"megatron_arguments: {word}: that is decided by the candidate, or by the job",
-                "leave it out: what is searched has knobs, the rest is a key of the job",
-            )
+            raise JobError.of("engines.megatron.argument_decided", word=word)
     return list(job.megatron_arguments)
 
 

@@ -85,13 +85,10 @@ class DeepSpeedFiles(Dialect):
             setup = Setup(
                 ds_config=config,
                 ranks=layout.world,
-                tp=layout.tp,
-                pp=layout.pp,
                 sp_by_script=layout.sp,
-                global_batch=layout.global_batch,
-                seq_len=workload.seq_len,
-                precision=workload.precision,
                 environment=environment,
+                **{name: getattr(layout, name) for name in ("tp", "pp", "global_batch")},
+                **{name: getattr(workload, name) for name in ("seq_len", "precision")},
                 **chosen,
             )
             swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)

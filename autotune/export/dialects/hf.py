@@ -88,16 +88,13 @@ class FamilyDialect(Dialect):
             "clips": variables.get("gradient_clip_val") is not None,
         }
         script, page = f"{self.folder}/train.py", f"{self.folder}/README.md.j2"
+        extras = self.on_cpu if known["is_on_cpu"] else ()
         given: dict[str, Any] = {"more": variables, "brings_loop": self.brings_loop}
         run_of_ours = material(handout, script, templates, **given) if self.launcher else {}
         return {
             CONFIG_FILE: canonical_json(config),
             **self._own_files(text, decided, run, is_of_user=bool(handout.workload.script)),
-            **{
-                extra: templates.text(f"{self.folder}/{extra}", {})
-                for extra in self.on_cpu
-                if known["is_on_cpu"]
-            },
+            **{extra: templates.text(f"{self.folder}/{extra}", {}) for extra in extras},
             **run_of_ours,
             **readme(handout, launch, templates, page, more, config=config),
         }

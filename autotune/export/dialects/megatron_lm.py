@@ -85,10 +85,7 @@ class MegatronArguments(MegatronRuns):
         """A trial of the checkout that the environment or the settings name."""
         checkout = Path(os.environ.get(_CHECKOUT) or str(settings["megatron_path"])).absolute()
         if not (checkout / SCRIPT).is_file():
-            raise JobError(
-                f"the export's {SCRIPT} is in no folder that is named",
-                f"set {_CHECKOUT} to your checkout of Megatron-LM",
-            )
+            raise JobError.of("export.no_folder_named", script=SCRIPT, checkout=_CHECKOUT)
         workload, layout = spec_parts(settings, digest=digest_of(checkout))
         if environment.accelerator == "cpu":
             arguments |= SCRIPT_ON_CPU

@@ -110,19 +110,13 @@ def address_of(interface: str) -> tuple[str, str]:
 
 def _addresses() -> dict[str, list[str]]:
     """Addresses by interface; those that lead nowhere else (IPv6 link-local) are left out."""
-    kinds = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: addresses
-        for name, found in sorted(psutil.net_if_addrs().items())
-        if (
-            addresses := [
-                entry.address
-                for kind in kinds
-                for entry in found
-                if entry.family == kind == family_of(entry.address) and "%" not in entry.address
-            ]
-        )
-    }
+    found: dict[str, list[str]] = {}
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        for kind in (socket.AF_INET, socket.AF_INET6):
+            of_kind = (e.address for e in entries if e.family == kind == family_of(e.address))
+            if addresses := [address for address in of_kind if "%" not in address]:
+                found.setdefault(name, []).extend(addresses)
+    return found
 
 
 def releases_here() -> dict[str, str]:

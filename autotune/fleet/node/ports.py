@@ -55,10 +55,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
             return lease
         # Another user's, whose name ours would have: the ranks would open it, or fail to.
         lease._name.close()
-    raise FleetError(
-        f"no free port found from {PORTS[0]} to {PORTS[-1]}",
-        "end the programs that listen on so many ports",
-    )
+    raise FleetError.of("fleet.no_free_port", first=PORTS[0], last=PORTS[-1])
 
 
 def check_reachable(address: str = LOOPBACK) -> None:
@@ -74,16 +71,10 @@ def check_reachable(address: str = LOOPBACK) -> None:
         ):
             return
     except OSError as error:
-        is_loopback = address == LOOPBACK
-        fix = (
-            "ip link set lo up; if the address is still missing: ip addr add 127.0.0.1/8 dev lo "
-            "(::1 alone is not enough)"
-        )
-        raise FleetError(
-            f"the ranks of a trial cannot meet at {address}, an address that this machine has to "
-            f"have: {error.strerror or error}",
-            fix if is_loopback else "see that the interface with this address is up",
-        ) from error
+        why = error.strerror or error
+        if address == LOOPBACK:
+            raise FleetError.of("fleet.no_loopback", address=address, why=why) from error
+        raise FleetError.of("fleet.no_meeting", address=address, why=why) from error
 
 
 def remove_segments(port: int, address: str = LOOPBACK) -> None:

@@ -232,10 +232,7 @@ class LocalRanks:
             self._launcher = start()
         except OSError as error:
             self._finish()
-            raise StudyError(
-                f"{self.folder}: the trial could not be started: {error}",
-                "free some space or mend the permissions, then run the same command again",
-            ) from error
+            raise StudyError.of("fleet.not_started", folder=self.folder, error=error) from error
 
     def _start(self, templates: WarmTemplates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(mode=0o700, exist_ok=True)

@@ -180,7 +180,4 @@ def started(transport: Transport, node: Node, module: str, *arguments: str) -> P
     try:
         return Program(transport.start(node, module, *arguments))
     except OSError as error:
-        raise FleetError(
-            f"{node.name}: no process can be started there: {error}",
-            "see whether it is up and reached",
-        ) from error
+        raise FleetError.of("fleet.no_process_there", node=node, error=error) from error

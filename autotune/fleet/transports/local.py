@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.guarded_process import GuardedProcess
 from autotune.base.units import format_count
 from autotune.devices.hardware import (
@@ -43,9 +42,7 @@ class Local:
     ) -> "Here":
         replace(options, exclusive=False).refuse("local")
         if of:
-            raise JobError(
-                f"{flag('fleet')} local:{of}: there is one such machine", f"{flag('fleet')} local"
-            )
+            raise JobError.of("fleet.one_such_machine", of=of)
         return Here(detect_environment(), flags, is_exclusive=options.exclusive)
 
 

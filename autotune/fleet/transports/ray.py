@@ -211,8 +211,5 @@ def _shape(slots: str) -> tuple[int, int] | None:
     if not slots:
         return None
     if (found := _SHAPE.fullmatch(slots)) is None:
-        raise JobError(
-            f"{flag('fleet_option')} slots={slots}: no number of nodes and of slots on each",
-            "write NODESxEACH, such as slots=2x8",
-        )
+        raise JobError.of("fleet.slots_unread", slots=slots)
     return int(found[1]), int(found[2])

@@ -13,12 +13,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
-from autotune.base.flags import flag
 from autotune.base.guarded_process import keeper_options
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
@@ -72,10 +72,7 @@ class RemoteTransport(Transport):
             JobError: It asks for each kind of device: that is several searches.
         """
         if options.is_of_each_kind:
-            raise JobError(
-                f"{flag('fleet_option')} kind={options.kind}: only `search` takes several kinds",
-                "name one, such as kind=H100, or leave it out",
-            )
+            raise JobError.of("fleet.kind_of_several", options=options)
         self.options = options
         self.clocks_ahead_s: dict[str, float] = {}
         """Host that answered -> how far its wall clock is ahead of this machine's."""
@@ -135,11 +132,8 @@ class RemoteTransport(Transport):
         """
         found, problems = self._asked
         if not found:
-            raise FleetError(
-                "no node of the fleet can be used: "
-                + "; ".join(f"{name}: {why}" for name, why in problems.items()),
-                "mend what they say; `autotune doctor --fleet ...` asks each of them",
-            )
+            said = "; ".join(f"{name}: {why}" for name, why in problems.items())
+            raise FleetError.of("fleet.no_node", said=said)
         return found
 
     @cached_property
@@ -267,10 +261,8 @@ class Elsewhere(GangPlace):
                 if package.name in REPORTED and package.name not in found.releases
             ]
             if lacking:
-                raise FleetError(
-                    f"{package.name} is not installed on {', '.join(lacking)}",
-                    f"pip install {package.name} there, or name an interpreter that has it: "
-                    f"{flag('fleet_option')} python=PATH",
+                raise FleetError.of(
+                    "fleet.package_lacking", package=package, lacking=", ".join(lacking)
                 )
         return partial(self.gangs, job.world)
 
@@ -302,10 +294,7 @@ def remote_place(place: Place, fleet: str) -> Elsewhere:
         JobError: It is not.
     """
     if not isinstance(place, Elsewhere):
-        raise JobError(
-            f"{flag('fleet')} {fleet} has no nodes to ask",
-            "name a fleet of other machines, such as hostfile:FILE, or leave it out",
-        )
+        raise JobError.of("fleet.no_nodes_to_ask", fleet=fleet)
     return place
 
 
@@ -355,30 +344,19 @@ def common_environment(transport: RemoteTransport) -> Environment:
     """
     found, nodes = transport.inventory, transport.nodes()
     environment_of = {name: inventory.environment for name, inventory in found.items()}
-    kinds = names_by(
-        {
-            name: (has.accelerator, has.device_name, has.torch_version, has.deepspeed_version)
-            for name, has in environment_of.items()
-        }
-    )
+    alike = attrgetter("accelerator", "device_name", "torch_version", "deepspeed_version")
+    kinds = names_by({name: alike(has) for name, has in environment_of.items()})
     if len(kinds) > 1:
-        parts = (
-            f"{', '.join(names)}: {kind[1]}, torch {kind[2] or 'missing'}, DeepSpeed "
-            f"{kind[3] or 'missing'}"
-            for kind, names in kinds.items()
-        )
-        raise FleetError(
-            f"the nodes of the fleet differ, so that their figures do not compare: "
-            f"{'; '.join(parts)}",
-            f"search on one kind of them with {flag('fleet_option')} kind=NAME, or on one after "
-            "the other with kind=each; or install the same releases",
-        )
+        parts = []
+        for (_, device, *both), names in kinds.items():
+            torch, engine = (release or "missing" for release in both)
+            parts.append(f"{', '.join(names)}: {device}, torch {torch}, DeepSpeed {engine}")
+        raise FleetError.of("fleet.nodes_differ", parts="; ".join(parts))
     environments = list(environment_of.values())
     first = environments[0]
     releases = {environment.megatron_core for environment in environments}
     everywhere: dict[str, Any] = {
-        flag: all(getattr(environment, flag) for environment in environments)
-        for flag in _NOT_EVERYWHERE
+        flag: all(getattr(one, flag) for one in environments) for flag in _NOT_EVERYWHERE
     }
     return replace(
         first,
@@ -388,9 +366,7 @@ def common_environment(transport: RemoteTransport) -> Environment:
             for node in nodes
         ),
         precisions=tuple(
-            precision
-            for precision in first.precisions
-            if all(precision in environment.precisions for environment in environments)
+            p for p in first.precisions if all(p in e.precisions for e in environments)
         ),
         # Trials of DeepSpeed can do without it, so that it is no reason to refuse the fleet.
         megatron_core=releases.pop() if len(releases) == 1 else "",

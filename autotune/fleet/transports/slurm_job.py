@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from autotune.base.errors import FleetError, JobError
-from autotune.base.flags import flag
 from autotune.base.guarded_process import run_guarded
 from autotune.base.secrecy import is_secret
 from autotune.fleet.node.environment import MACHINE_VARIABLES
@@ -248,10 +247,7 @@ def check_slurm() -> None:
     """
     missing = [name for name in ("srun", "scontrol", "sbatch") if shutil.which(name) is None]
     if missing:
-        raise FleetError(
-            f"{flag('fleet')} slurm: not on this machine: {', '.join(missing)}",
-            "run it on a node of the cluster, such as the login node; or load Slurm's module",
-        )
+        raise FleetError.of("fleet.no_slurm_here", missing=", ".join(missing))
 
 
 def _output(command: Sequence[str], done: "subprocess.CompletedProcess[str]") -> str:
@@ -269,9 +265,8 @@ def _run(
     except OSError as error:
         raise FleetError(f"{command[0]} cannot be started: {error}", "") from error
     except subprocess.TimeoutExpired as error:
-        raise FleetError(
-            f"{' '.join(command[:3])}: no answer within {timeout_s:.0f} s",
-            "see whether `sinfo` answers here",
+        raise FleetError.of(
+            "fleet.slurm_silent", command=" ".join(command[:3]), timeout_s=timeout_s
         ) from error
 
 
@@ -299,13 +294,9 @@ def _refused(
     found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]
 ) -> JobError | FleetError:
     if any(phrase in found.stderr for phrase in _UNREACHED):
-        return FleetError(
-            f"{flag('fleet')} slurm: sbatch reaches no cluster: {_words(found.stderr)}",
-            "see whether `sinfo` answers here; SLURM_CONF names the cluster's configuration",
-        )
-    return JobError(
-        f"{flag('fleet')} slurm: sbatch refuses {shlex.join(arguments)}: {_words(found.stderr)}",
-        "they are arguments of `sbatch`, such as -N 4 --gpus-per-node 8 -t 2:00:00",
+        return FleetError.of("fleet.no_cluster", said=_words(found.stderr))
+    return JobError.of(
+        "fleet.sbatch_refuses", arguments=shlex.join(arguments), said=_words(found.stderr)
     )
 
 
@@ -339,11 +330,7 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
             say(not_running(job, status))
             reason, reported_at_s = status.reason, now_s
         if now_s - started_s > wait_s:
-            raise FleetError(
-                f"job {job} of Slurm has no nodes after {wait_s:.0f} s: {status.reason}",
-                f"ask for fewer, wait longer ({flag('fleet_option')} wait=1h), or name another "
-                "partition",
-            )
+            raise FleetError.of("fleet.no_nodes_in_time", job=job, wait_s=wait_s, status=status)
         time.sleep(min(look_s, max(0.0, started_s + wait_s - now_s)))
         look_s = min(2 * look_s, _LONGEST_LOOK_S)
 

@@ -37,18 +37,12 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
         _located(_UNREAD, len(names), "error", str(one), one.path, line=1, column=1)
         for one in run.unread
     ]
-    results += [
-        _located(
-            _NOT_JUDGED,
-            len(rules) - 1,
-            "note",
-            f"Not judged: {', '.join(map(str, report.not_judged))}",
-            report.source.path,
-            line=1,
-            column=1,
+    for report in open_:
+        text = f"Not judged: {', '.join(map(str, report.not_judged))}"
+        place = {"line": 1, "column": 1}
+        results.append(
+            _located(_NOT_JUDGED, len(rules) - 1, "note", text, report.source.path, **place)
         )
-        for report in open_
-    ]
     driver = {"name": "autotune", "version": __version__, "rules": rules}
     log = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [log]}

@@ -137,15 +137,11 @@ class StudyComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
-    """The best of a study against the first one's."""
+class Against(Speedup):
+    """The best of a study against the first one's: a ratio with its 95% interval."""
 
     name: str
     first: str
-    ratio: float
-    low: float
-    """Lower end of its 95% interval."""
-    high: float
     sides: tuple[Story, Story]
     """The first one and the other."""
     is_beside_baseline: bool = False
@@ -309,33 +305,26 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
     before, after = stories[first], stories[other]
     if not all(_seen(before, column) == _seen(after, column) for column in _JOB):
         return None
-    after_best, before_best = _measured(after.best_row), _measured(before.best_row)
-    if after_best is None or before_best is None:
+    bests = [_measured(story.best_row) for story in (before, after)]
+    if bests[0] is None or bests[1] is None:
         return None
-    ratio = _over(after_best, before_best)
-    is_beside_baseline, drift, shares_baseline = False, None, True
+    ratio, drift, is_beside, shares_baseline = _over(bests[1], bests[0]), None, False, True
     is_one_engine = before.facts.engine == after.facts.engine
     if is_one_engine and _seen(before, "device_name") == _seen(after, "device_name"):
-        after_base = _measured(after.baseline_row)
-        before_base = _measured(before.baseline_row)
-        if (
-            after_base is None
-            or before_base is None
-            or _identity(after_base[0]) != _identity(before_base[0])
-        ):
-            shares_baseline = False
-        else:
-            ratio = ratio_of_gains(_over(after_best, after_base), _over(before_best, before_base))
-            is_beside_baseline, between = True, _over(after_base, before_base)
+        first_base, base = (_measured(story.baseline_row) for story in (before, after))
+        shares_baseline = is_beside = bool(
+            first_base and base and _identity(first_base[0]) == _identity(base[0])
+        )
+        if first_base and base and shares_baseline:
+            ratio = ratio_of_gains(_over(bests[1], base), _over(bests[0], first_base))
+            between = _over(base, first_base)
             drift = between if between.is_told_apart else None
     return Against(
+        **{name: getattr(ratio, name) for name in ("ratio", "low", "high")},
         name=other,
         first=first,
-        ratio=ratio.ratio,
-        low=ratio.low,
-        high=ratio.high,
         sides=(before, after),
-        is_beside_baseline=is_beside_baseline,
+        is_beside_baseline=is_beside,
         drift=drift,
         shares_baseline=shares_baseline,
     )
@@ -402,22 +391,18 @@ def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list
     is_one_work = not differences.keys() & ({*_JOB} - {"world"})
     if "device_name" not in differences or not is_one_work:
         return []
-    found = []
-    for name, story in stories.items():
-        best, environment = story.best, story.facts.environment
-        if best is None or environment is None:
-            continue
-        found.append(
-            KindFigures(
-                run=name,
-                device_name=environment.device_name,
-                world=story.context.world,
-                samples_per_s=best.samples_per_s,
-                samples_per_s_low=best.samples_per_s_low,
-                samples_per_s_high=best.samples_per_s_high,
-                price_per_hour=story.price_per_hour,
-            )
+    rates = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+    found = [
+        KindFigures(
+            run=name,
+            device_name=environment.device_name,
+            world=story.context.world,
+            price_per_hour=story.price_per_hour,
+            **{rate: getattr(best, rate) for rate in rates},
         )
+        for name, story in stories.items()
+        if (best := story.best) is not None and (environment := story.facts.environment)
+    ]
     return found if len({kind.device_name for kind in found}) > 1 else []
 
 

@@ -22,18 +22,14 @@ def forecast_errors(trials: Sequence[Trial]) -> list[dict[str, Any]]:
         name: [case for trial in trials if (case := _case(trial, figure)) is not None]
         for name, figure in (("step time", "step_time_s"), ("memory", "peak_memory_bytes"))
     }
-    return [
-        {
-            "name": name,
-            "error": statistics.median(
-                abs(predicted / measured - 1) for measured, predicted, _, _ in cases
-            ),
-            "n": len(cases),
-            "n_inside": sum(low <= measured <= high for measured, _, low, high in cases),
-        }
-        for name, cases in by_name.items()
-        if cases
-    ]
+    found = []
+    for name, cases in by_name.items():
+        errors = [abs(predicted / measured - 1) for measured, predicted, _, _ in cases]
+        n_inside = sum(low <= measured <= high for measured, _, low, high in cases)
+        if cases:
+            error = statistics.median(errors)
+            found.append({"name": name, "error": error, "n": len(cases), "n_inside": n_inside})
+    return found
 
 
 def _case(trial: Trial, figure: str) -> Case | None:

@@ -13,7 +13,6 @@ from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
 from autotune.record.study import results
-from autotune.report.page.scale import PlotScale, Tick, scale_of
 from autotune.report.page.shapes import (
     Bar,
     Chart,
@@ -22,6 +21,9 @@ from autotune.report.page.shapes import (
     LegendEntry,
     Mark,
     Panel,
+    PlotScale,
+    Tick,
+    scale_of,
     thinned,
 )
 from autotune.report.story import Story
@@ -238,19 +240,17 @@ def speed_and_memory(story: Story) -> Chart | None:
         )
         at, up = place(row)
         marks.append(Mark(x=at, y=up, tone=_kind(row, story), tip=tip, trial=row.trial))
+    titles = (f"peak memory per device, {unit}", "samples/s")
+    if is_relative:
+        titles = "cost: peak memory over the baseline's", "gain: samples/s over the baseline's"
     return scatter(
         "memory",
         marks,
         words,
         front=[place(row) for row in story.front],
         limits=[limit_bytes / per_bytes] if is_limit_drawn else [],
-        caption={
-            "front": story.front,
-            "limit_bytes": limit_bytes if is_limit_drawn else None,
-        },
-        titles=("cost: peak memory over the baseline's", "gain: samples/s over the baseline's")
-        if is_relative
-        else (f"peak memory per device, {unit}", "samples/s"),
+        caption={"front": story.front, "limit_bytes": limit_bytes if is_limit_drawn else None},
+        titles=titles,
         unit="x" if is_relative else "",
     )
 

@@ -98,15 +98,10 @@ def config_keys(story: Story) -> list[dict[str, str]]:
     if best_config is None or baseline_config is None:
         return []
     after, before = dict(_flat(best_config)), dict(_flat(baseline_config))
+    changed = (key for key in sorted({*before, *after}) if before.get(key) != after.get(key))
     return [
-        {
-            "name": key,
-            "before": _json(before, key),
-            "after": _json(after, key),
-            "knob": knob_of(key),
-        }
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
+        {"name": k, "before": _json(before, k), "after": _json(after, k), "knob": knob_of(k)}
+        for k in changed
     ]
 
 

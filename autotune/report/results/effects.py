@@ -69,34 +69,23 @@ def _changes(story: Story, best: CandidateTrials, baseline: CandidateTrials) -> 
     settings = {row.trial: settings_of(row.candidate, story.context) for row in story.rows}
     ends, knobs = {best.trial, baseline.trial}, story.context.knobs
     after, before = settings[best.trial], settings[baseline.trial]
-    return [
-        Change(
-            knob=name,
-            before=baseline.candidate.get(name),
-            after=best.candidate.get(name),
-            help=knobs[name].help,
-            pairs=tuple(
-                sorted(
-                    (
-                        _pair(one, other, story.history, story.comparison)
-                        for one, other in _alike(
-                            story.rows, settings, name, before.get(name), after.get(name)
-                        )
-                    ),
-                    # The final comparison's first, then those that hold the best or the baseline.
-                    key=lambda p: (
-                        not p.is_interleaved,
-                        -len({p.before, p.after} & ends),
-                        p.after,
-                    ),
-                )
-            ),
-        )
-        for name in knobs
-        if after.get(name) != before.get(name)
+    found = []
+    for name in knobs:
+        values = before.get(name), after.get(name)
+        chosen = baseline.candidate.get(name), best.candidate.get(name)
         # The same value, written where the engine's default differs, is no change.
-        and best.candidate.get(name) != baseline.candidate.get(name)
-    ]
+        if values[0] == values[1] or chosen[0] == chosen[1]:
+            continue
+        alike = _alike(story.rows, settings, name, *values)
+        pairs = [_pair(one, other, story.history, story.comparison) for one, other in alike]
+        # The final comparison's first, then those that hold the best or the baseline.
+        pairs.sort(key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after))
+        about = knobs[name].help
+        change = Change(
+            knob=name, before=chosen[0], after=chosen[1], help=about, pairs=tuple(pairs)
+        )
+        found.append(change)
+    return found
 
 
 def _alike(
