@@ -101,7 +101,7 @@ def by_others(runs: Runs) -> Judged:
     misses = misses_of(runs, left_out)
 
     def errors(source: str) -> Errors:
-        others = runs.sources != source
+        others = runs.repositories != source.partition(" ")[0]
         return learn(misses, others, peaks_of(runs, others))
 
     return _judged(runs, left_out, errors)
@@ -391,7 +391,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/cost.md")
     options = parser.parse_args()
-    runs = read_runs(options.published)
+    runs = read_runs(options.published, with_open=True)
     constants = load_constants(options.constants) if options.constants else load_constants()
     judged = by_others(runs) if options.leave_one_out else by_shipped(runs, constants)
     found = measure(judged, seed=options.seed)

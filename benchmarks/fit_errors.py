@@ -13,7 +13,7 @@ command after a change of the model. It takes about a minute of one core.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
     ran = (
         which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
     )
-    ran = ran & ~runs.host_bound
+    ran = ran & ~runs.host_bound & (runs.sources == runs.repositories)
     flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
     found = {}
     for name in np.unique(runs.frameworks[ran]):
@@ -135,7 +135,7 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
     memory_kinds = basis.memory_kinds(misses.meters.tolist())
     return Errors(
-        sources=len(np.unique(misses.sources[which])),
+        sources=_count(misses.sources[which]),
         step_time=times,
         peak_memory=_learned(misses, which, misses.peaks, "memory", memory_kinds, _MEMORY_PARTS),
         peaks=peaks,
@@ -173,7 +173,28 @@ def _learned(
         if _count(sources[here]) >= _ENOUGH_SOURCES:
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
             found[prefix] = _blend(_ends(scaled[here], sources[here], most), wider_kind)
-    return Widths(kinds=found, wider=wider)
+    learned = Widths(kinds=found, wider=wider)
+    known = replace(basis, is_known=np.ones(len(basis.is_known), bool))
+    kinds = known.time_kinds() if is_time else known.memory_kinds(misses.meters.tolist())
+    every = {**every, "new_framework": np.zeros(len(which))}
+    below, above = (ends[rows] for ends in learned.ends(kinds, every, basis.frameworks))
+    needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
+    most_wider = 1.0 + wider.get("new_framework", 0.0)
+    own = {name: min(size, most_wider) for name, size in needed.items()}
+    return learned.model_copy(update={"frameworks": own})
+
+
+def _of_frameworks(sizes: Values, frameworks: NDArray[np.str_]) -> dict[str, float]:
+    """How many times as wide as of a known framework the runs of each need: only where more.
+
+    `sizes` are misses over the distance to the end on their side.
+    """
+    found = {}
+    for name in np.unique(frameworks).tolist():
+        own = sizes[frameworks == name]
+        if len(own) >= _ENOUGH_RUNS and (needed := float(np.quantile(own, LEVEL))) > 1.0:
+            found[name] = round(needed, 3)
+    return found
 
 
 def _blend(own: Ends, wider: Ends) -> Ends:
@@ -274,7 +295,7 @@ def main() -> None:
     parser.add_argument("--constants", action="store_true", help="write the constants first")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     options = parser.parse_args()
-    runs = read_runs(options.published)
+    runs = read_runs(options.published, with_open=True)
     fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
     if options.constants:
         fit_constants.show(fitted)

@@ -50,6 +50,9 @@ newer container alone made published steps up to 23% faster; memory changed by l
 _OFFLOAD = 0.5
 """The same where states or activations go to the host over a link that nobody measured: published
 steps of DeepSpeed with the optimizer on the host took 1.6 times as long as predicted."""
+_SHORTER = 16.0
+"""Factor by which samples may be shorter than assumed where nobody says how long they are: those
+that models are fine-tuned on have some hundred tokens."""
 _SMALL_LAYER_S = 0.012
 """A layer that takes less, forward and backward, is small: the host soon sets the pace."""
 _SMALL_BYTES = 16 * 2**30
@@ -91,10 +94,20 @@ class Widths(BaseModel):
     `dense known large`. `all` is there; of the others those that enough sources have."""
     wider: dict[str, _Size]
     """Part of `ForecastBasis.parts` -> how much wider, as a share, where all of it holds."""
+    frameworks: dict[str, Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Framework -> how many times as wide besides, where its own runs scatter more than those of
+    its kind. A kind of known frameworks is learned from those that several sources have; one that
+    a single source has is unknown while that source is left out, and known to everybody else."""
 
-    def ends(self, kinds: "RunKinds", parts: Mapping[str, Values]) -> tuple[Values, Values]:
+    def ends(
+        self, kinds: "RunKinds", parts: Mapping[str, Values], frameworks: NDArray[np.str_]
+    ) -> tuple[Values, Values]:
         """Distances to the lower and the upper end, by row."""
-        scale = self.scale(parts)
+        names, which = np.unique(frameworks, return_inverse=True)
+        own = np.array([self.frameworks.get(name, 1.0) for name in names.tolist()])[which]
+        scale = self.scale(parts) * own
         found = [self.kinds[self.nearest(name)] for name in kinds.names]
         low, high = (np.array([getattr(ends, end) for ends in found]) for end in ("low", "high"))
         return low[kinds.which] * scale, high[kinds.which] * scale
@@ -159,6 +172,7 @@ class ForecastBasis:
     """What predictions rest on, an element each: which kind of run they are of."""
 
     is_mixture: Flags
+    frameworks: NDArray[np.str_]
     is_known: Flags
     """Other sources have runs of the same framework on such accelerators."""
     layer_s: Values
@@ -273,12 +287,13 @@ class Margin(PlanColumns):
 class RunFacts:
     """What is known of runs beside their plans, an element each."""
 
+    frameworks: NDArray[np.str_]
     is_known: Flags
     new_framework: Flags
     new_accelerator: Flags
     open: Mapping[str, Flags]
     """What nobody says -> of which runs: `zero_stage`, `recompute`, `attention`, `loss`,
-    `software`."""
+    `software`, `seq_len`."""
     fewest_logit_bytes: Values | None = None
     """Column `logit_bytes` at least, where the loss is open."""
 
@@ -326,6 +341,7 @@ class Errors(BaseModel):
             rows.append(flags[key])
         known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
         return RunFacts(
+            frameworks=np.array(frameworks, np.str_),
             is_known=known,
             new_framework=new_framework,
             new_accelerator=new_accelerator,
@@ -346,9 +362,10 @@ class Errors(BaseModel):
         shown = meters or [METERS[-1]] * len(basis.layer_s)
         time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds(shown)
         slower = basis.slower
-        low, high = self.step_time.ends(time_kinds, basis.parts)
+        low, high = self.step_time.ends(time_kinds, basis.parts, basis.frameworks)
         low, high = np.hypot(low, basis.open_time[0]), np.hypot(high, basis.open_time[1])
-        least, most = self.peak_memory.ends(memory_kinds, basis.memory_parts(shown))
+        memory_parts = basis.memory_parts(shown)
+        least, most = self.peak_memory.ends(memory_kinds, memory_parts, basis.frameworks)
         least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
         return Margin(
             step_time=LogSpread(low=low, high=high + np.log(slower)),
@@ -389,6 +406,7 @@ def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:
     open_time, open_memory = _open_distances(prediction, facts)
     return ForecastBasis(
         is_mixture=is_mixture,
+        frameworks=facts.frameworks,
         is_known=facts.is_known,
         layer_s=layer_s,
         peak_bytes=prediction.peak_memory_bytes,
@@ -465,9 +483,13 @@ def _other_ways(prediction: Prediction, facts: RunFacts) -> list[tuple[str, str,
     recomputes = np.greater(p.recompute, 0)
     stage = np.asarray(p.zero_stage)
     other_stage = np.where(stage <= 1, 1.0 - stage, stage)
+    # Who trains with DeepSpeed alone and names no stage may mean any.
+    splits_all = np.equal(facts.frameworks, "deepspeed") & np.less(p.tp * p.pp, 2)
     found: list[tuple[str, str, Column]] = [
         ("recompute", "recompute", np.where(recomputes, Recompute.NONE, Recompute.FULL) * 1.0),
         ("zero_stage", "zero_stage", other_stage),
+        ("zero_stage", "zero_stage", np.where(splits_all, 3.0, stage)),
+        ("seq_len", "seq_len", p.seq_len / _SHORTER),
         # Where scores are assumed to be written, a fused kernel may not write them.
         ("attention", "flash_attention", 1.0),
     ]
