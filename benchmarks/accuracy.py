@@ -113,11 +113,10 @@ def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> J
     peaks = left_out.column(lambda said: said.peak_memory_bytes)
     for source in np.unique(runs.sources).tolist():
         here = runs.sources == source
-        shown: Margin = errors(source).reach_of(misses.basis, misses.meters.tolist())
-        total = errors(source).reach_of(misses.basis).peak_memory
+        shown: Margin = errors(source).reach_of(misses.basis)
         low[here], high[here] = shown.step_time.low[here], shown.step_time.high[here]
         least[here], most[here] = shown.peak_memory.low[here], shown.peak_memory.high[here]
-        fits[here] = total.below(runs.plans.memory_bytes, peaks)[here]
+        fits[here] = shown.peak_memory.below(runs.plans.memory_bytes, peaks)[here]
     return Judged(
         runs=runs,
         misses=misses,

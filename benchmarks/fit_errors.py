@@ -52,7 +52,7 @@ _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
 _TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("experts", "total", "small_peak", "new_framework")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +133,12 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
     """Intervals from the misses of some runs."""
     basis = misses.basis
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
-    memory_kinds = basis.memory_kinds(misses.meters.tolist())
     return Errors(
         sources=_count(misses.sources[which]),
         step_time=times,
-        peak_memory=_learned(misses, which, misses.peaks, "memory", memory_kinds, _MEMORY_PARTS),
+        peak_memory=_learned(
+            misses, which, misses.peaks, "memory", basis.memory_kinds(), _MEMORY_PARTS
+        ),
         peaks=peaks,
     )
 
@@ -151,7 +152,6 @@ def _learned(
     names: tuple[str, ...],
 ) -> Widths:
     basis = misses.basis
-    every = basis.parts if figure == "time" else basis.memory_parts(misses.meters.tolist())
     rows = which & np.isfinite(missed)
     # Dense models and mixtures of one source weigh as two.
     models = np.where(basis.is_mixture, " experts", "")
@@ -160,7 +160,7 @@ def _learned(
     low, high = basis.open_time if is_time else basis.open_memory
     slower = np.log(basis.slower)[rows] if is_time else 0.0
     beyond = _beyond(missed, low[rows], high[rows], slower)
-    parts = {name: every[name][rows] for name in names}
+    parts = {name: basis.parts[name][rows] for name in names}
     wider = _wider(np.minimum(np.abs(beyond), _MOST), parts, sources)
     scaled = beyond / Widths(kinds={}, wider=wider).scale(parts)
     # Peaks decide what stands first in a plan, where an end too far off costs speed.
@@ -174,10 +174,13 @@ def _learned(
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
             found[prefix] = _blend(_ends(scaled[here], sources[here], most), wider_kind)
     learned = Widths(kinds=found, wider=wider)
-    known = replace(basis, is_known=np.ones(len(basis.is_known), bool))
-    kinds = known.time_kinds() if is_time else known.memory_kinds(misses.meters.tolist())
-    every = {**every, "new_framework": np.zeros(len(which))}
-    below, above = (ends[rows] for ends in learned.ends(kinds, every, basis.frameworks))
+    known = replace(
+        basis,
+        is_known=np.ones(len(which), bool),
+        parts={**basis.parts, "new_framework": np.zeros(len(which))},
+    )
+    kinds = known.time_kinds() if is_time else known.memory_kinds()
+    below, above = (ends[rows] for ends in learned.ends(kinds, known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
     own = {name: min(size, most_wider) for name, size in needed.items()}

@@ -20,7 +20,7 @@ GIB = 2**30
 _ENOUGH_ROWS = 6
 _SCORED_BASES = {"published", "published+HEAD recipe"}
 _OPEN = " open"
-"""Ending of the source of rows that leave something open: a source apart from the complete ones."""
+"""Ending of the source of rows that leave something open: one apart from the complete ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

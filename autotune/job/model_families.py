@@ -333,6 +333,7 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
         head_dim=attention.head_dim,
         window=window,
         n_windowed_layers=n_windowed,
+        configured_positions=keys.number("max_position_embeddings"),
         n_mtp_layers=keys.number("num_nextn_predict_layers", also="num_mtp_layers"),
         **attention.latent,
         **of_experts,

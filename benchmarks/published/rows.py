@@ -459,8 +459,7 @@ def _links(count: float, gbit: float) -> str:
 
 
 def _expert_ranks(cells: PublishedCells, found: Mapping[str, str]) -> dict[str, str]:
-    """Ranks of experts where notes name their dispatcher alone; whole experts where they do not fit.
-    """
+    """Ranks of experts where notes name a dispatcher alone; whole ones where they do not fit."""
     ep, tp, pp = (float(found[key] or 1) for key in ("ep", "tp", "pp"))
     if not found["ep"] and _BETWEEN_EXPERT_RANKS.search(cells.text("notes")):
         n_experts = int(found["n_experts"] or preset_shape(found["model"]).n_experts)
