@@ -467,8 +467,8 @@ def _other_ways(prediction: Prediction, facts: RunFacts) -> list[tuple[str, str,
     recomputes = np.greater(p.recompute, 0)
     stage = np.asarray(p.zero_stage)
     other_stage = np.where(stage <= 1, 1.0 - stage, stage)
-    # Who trains with DeepSpeed alone and names no stage may mean any.
-    splits_all = np.equal(facts.frameworks, "deepspeed") & np.less(p.tp * p.pp, 2)
+    # What fetches parameters by rank has all stages, and who names none may mean any.
+    splits_all = np.greater(p.cuts_by_rank, 0) & np.less(p.tp * p.pp, 2)
     found: list[tuple[str, str, Column]] = [
         ("recompute", "recompute", np.where(recomputes, Recompute.NONE, Recompute.FULL) * 1.0),
         ("zero_stage", "zero_stage", other_stage),

@@ -323,7 +323,6 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
         n_heads=heads,
         n_kv_heads=kv_heads,
         vocab=vocab,
-        max_seq_len=None,
         tied_embeddings=tied,
         gated_mlp=True,
         n_params=rest + experts,

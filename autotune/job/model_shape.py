@@ -17,7 +17,7 @@ class ModelShape:
     n_heads: int
     n_kv_heads: int
     vocab: int
-    max_seq_len: int | None
+    max_seq_len: int | None = None
     """Longest sequence that position embeddings allow; None where there is no limit (rotary)."""
     tied_embeddings: bool
     gated_mlp: bool
