@@ -173,8 +173,8 @@ def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     gathered = collectives.gather_s(g, size_bytes, gathers)
     shares_heads = np.greater(p.tp, p.n_kv_heads) & np.equal(p.latent_kv_rank, 0)
     qkv_bytes = s.tokens * (s.attention_width + 2.0 * s.kv_width) * p.activation_bytes
-    shared = shares_heads * collectives.gather_s(g, qkv_bytes, 2.0 + _again(p))
-    return (reduced + gathered) * (1.0 - p.overlap_tp) + shared
+    heads_s: Column = np.where(shares_heads, collectives.gather_s(g, qkv_bytes, 2 + _again(p)), 0)
+    return (reduced + gathered) * (1.0 - p.overlap_tp) + heads_s
 
 
 def head_s(p: Plans, s: Sizes, c: Constants) -> Column:

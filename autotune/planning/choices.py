@@ -166,7 +166,8 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
     on_host = _column(plans, "param_tier") > 0
     is_alone = on_host & (_column(plans, "optimizer_tier") + plans.host_link_measured == 0)
-    return strain + on_host + _UNPRICED * is_alone
+    strain += on_host + _UNPRICED * is_alone
+    return strain
 
 
 def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
