@@ -101,7 +101,7 @@ def by_others(runs: Runs) -> Judged:
     misses = misses_of(runs, left_out)
 
     def errors(source: str) -> Errors:
-        others = runs.sources != source
+        others = runs.repositories != source.partition(" ")[0]
         return learn(misses, others, peaks_of(runs, others))
 
     return _judged(runs, left_out, errors)
@@ -113,11 +113,10 @@ def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> J
     peaks = left_out.column(lambda said: said.peak_memory_bytes)
     for source in np.unique(runs.sources).tolist():
         here = runs.sources == source
-        shown: Margin = errors(source).reach_of(misses.basis, misses.meters.tolist())
-        total = errors(source).reach_of(misses.basis).peak_memory
+        shown: Margin = errors(source).reach_of(misses.basis)
         low[here], high[here] = shown.step_time.low[here], shown.step_time.high[here]
         least[here], most[here] = shown.peak_memory.low[here], shown.peak_memory.high[here]
-        fits[here] = total.below(runs.plans.memory_bytes, peaks)[here]
+        fits[here] = shown.peak_memory.below(runs.plans.memory_bytes, peaks)[here]
     return Judged(
         runs=runs,
         misses=misses,
@@ -391,7 +390,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/cost.md")
     options = parser.parse_args()
-    runs = read_runs(options.published)
+    runs = read_runs(options.published, with_open=True)
     constants = load_constants(options.constants) if options.constants else load_constants()
     judged = by_others(runs) if options.leave_one_out else by_shipped(runs, constants)
     found = measure(judged, seed=options.seed)

@@ -172,8 +172,8 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
     """
     fitted_on = np.isin(runs.sources, fitted_sources())
     predicted, rows = [], []
-    for source in np.unique(runs.sources):
-        here = runs.sources == source
+    for source in np.unique(runs.repositories):
+        here = runs.repositories == source
         part = runs.part(here)
         is_fitted = bool(fitted_on[here].any())
         fitted = fit(runs.part(fitted_on & ~here)) if is_fitted else of_all

@@ -13,7 +13,7 @@ command after a change of the model. It takes about a minute of one core.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
 _TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("experts", "total", "small_peak", "new_framework")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
     ran = (
         which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
     )
-    ran = ran & ~runs.host_bound
+    ran = ran & ~runs.host_bound & (runs.sources == runs.repositories)
     flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
     found = {}
     for name in np.unique(runs.frameworks[ran]):
@@ -133,11 +133,12 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
     """Intervals from the misses of some runs."""
     basis = misses.basis
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
-    memory_kinds = basis.memory_kinds(misses.meters.tolist())
     return Errors(
-        sources=len(np.unique(misses.sources[which])),
+        sources=_count(misses.sources[which]),
         step_time=times,
-        peak_memory=_learned(misses, which, misses.peaks, "memory", memory_kinds, _MEMORY_PARTS),
+        peak_memory=_learned(
+            misses, which, misses.peaks, "memory", basis.memory_kinds(), _MEMORY_PARTS
+        ),
         peaks=peaks,
     )
 
@@ -151,7 +152,6 @@ def _learned(
     names: tuple[str, ...],
 ) -> Widths:
     basis = misses.basis
-    every = basis.parts if figure == "time" else basis.memory_parts(misses.meters.tolist())
     rows = which & np.isfinite(missed)
     # Dense models and mixtures of one source weigh as two.
     models = np.where(basis.is_mixture, " experts", "")
@@ -160,7 +160,7 @@ def _learned(
     low, high = basis.open_time if is_time else basis.open_memory
     slower = np.log(basis.slower)[rows] if is_time else 0.0
     beyond = _beyond(missed, low[rows], high[rows], slower)
-    parts = {name: every[name][rows] for name in names}
+    parts = {name: basis.parts[name][rows] for name in names}
     wider = _wider(np.minimum(np.abs(beyond), _MOST), parts, sources)
     scaled = beyond / Widths(kinds={}, wider=wider).scale(parts)
     # Peaks decide what stands first in a plan, where an end too far off costs speed.
@@ -173,7 +173,31 @@ def _learned(
         if _count(sources[here]) >= _ENOUGH_SOURCES:
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
             found[prefix] = _blend(_ends(scaled[here], sources[here], most), wider_kind)
-    return Widths(kinds=found, wider=wider)
+    learned = Widths(kinds=found, wider=wider)
+    known = replace(
+        basis,
+        is_known=np.ones(len(which), bool),
+        parts={**basis.parts, "new_framework": np.zeros(len(which))},
+    )
+    kinds = known.time_kinds() if is_time else known.memory_kinds()
+    below, above = (ends[rows] for ends in learned.ends(kinds, known))
+    needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
+    most_wider = 1.0 + wider.get("new_framework", 0.0)
+    own = {name: min(size, most_wider) for name, size in needed.items()}
+    return learned.model_copy(update={"frameworks": own})
+
+
+def _of_frameworks(sizes: Values, frameworks: NDArray[np.str_]) -> dict[str, float]:
+    """How many times as wide as of a known framework the runs of each need: only where more.
+
+    `sizes` are misses over the distance to the end on their side.
+    """
+    found = {}
+    for name in np.unique(frameworks).tolist():
+        own = sizes[frameworks == name]
+        if len(own) >= _ENOUGH_RUNS and (needed := float(np.quantile(own, LEVEL))) > 1.0:
+            found[name] = round(needed, 3)
+    return found
 
 
 def _blend(own: Ends, wider: Ends) -> Ends:
@@ -274,7 +298,7 @@ def main() -> None:
     parser.add_argument("--constants", action="store_true", help="write the constants first")
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     options = parser.parse_args()
-    runs = read_runs(options.published)
+    runs = read_runs(options.published, with_open=True)
     fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
     if options.constants:
         fit_constants.show(fitted)

@@ -19,11 +19,15 @@ SPLIT = Path(__file__).resolve().parent / "sources.json"
 GIB = 2**30
 _ENOUGH_ROWS = 6
 _SCORED_BASES = {"published", "published+HEAD recipe"}
+_HELD_OUT = SPLIT.parent / "published" / "held_out.csv"
+"""Complete rows that are in no fit either, and were predicted before they taught any width."""
+_OPEN = " open"
+"""Ending of the source of rows that leave something open: one apart from the complete ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The rows that may be scored: fully specified, their configuration published."""
+    """The rows that may be scored: fully specified, their configuration published; and others."""
 
     rows: tuple[dict[str, str], ...]
     plans: Plans
@@ -32,7 +36,8 @@ class Runs:
     open: Mapping[str, NDArray[np.bool_]]
     """What rows leave open -> which do."""
     sources: NDArray[np.str_]
-    """The repository that a row is from."""
+    """The repository that a row is from; with ` open` behind it where the row leaves open what
+    constants need, so that it only says how far off forecasts are."""
     devices: NDArray[np.str_]
     times_s: NDArray[np.float64]
     """NaN where none was published."""
@@ -47,6 +52,11 @@ class Runs:
     accelerators: tuple[Accelerator, ...]
     n_unpredicted: int
     """Rows that may be scored, but not predicted."""
+
+    @property
+    def repositories(self) -> NDArray[np.str_]:
+        """Repositories of the rows, complete or not."""
+        return np.char.partition(self.sources, " ")[:, 0]
 
     @property
     def host_bound(self) -> NDArray[np.bool_]:
@@ -108,8 +118,8 @@ class Runs:
         return np.minimum(1.0, counts / _ENOUGH_ROWS)[which] / counts[which]
 
 
-def read_runs(folder: Path) -> Runs:
-    """Read every CSV of a folder.
+def read_runs(folder: Path, *, with_open: bool = False) -> Runs:
+    """Read every CSV of a folder, the complete rows or those with something open too.
 
     Raises:
         JobError: There is none, or one cannot be read.
@@ -117,8 +127,10 @@ def read_runs(folder: Path) -> Runs:
     files = sorted(folder.glob("*.csv"))
     if not files:
         raise JobError(f"{folder}: holds no CSV file", "name the folder of the published tables")
+    if with_open:
+        files.append(_HELD_OUT)
     every = [row for file in files for row in read_table(file)[1]]
-    scored = [row for row in every if _is_scored(row)]
+    scored = [row for row in every if _is_scored(row) or (with_open and _is_open(row))]
     read = rows_to_plans(scored, shipped_accelerators())
     if read.plans is None:
         raise JobError(f"{folder}: no row can be predicted", read.reasons[0] if scored else "")
@@ -132,7 +144,9 @@ def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Ru
         plans=plans,
         fewest_logit_bytes=np.array(read.fewest_logit_bytes),
         open=read.open,
-        sources=np.array([_repository(row["source"]) for row in rows]),
+        sources=np.array(
+            [_repository(row["source"]) + _OPEN * (not _is_scored(row)) for row in rows]
+        ),
         devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
         times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),
         peaks_bytes=np.array([_peak_bytes(row) for row in rows]),
@@ -148,6 +162,13 @@ def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Ru
 def _is_scored(row: dict[str, str]) -> bool:
     complete = row.get("fully_specified", "") in {"1", "1.0"}
     return complete and row.get("config_basis", "") in _SCORED_BASES
+
+
+def _is_open(row: dict[str, str]) -> bool:
+    """Whether a run that is not scored says how long its samples were, and what it measured."""
+    results = (_float(row.get(name, "")) > 0 for name in ("step_time_s", "peak_mem_gb"))
+    is_said = row.get("status", "") == "ok" and _float(row.get("seq_len", "")) > 0
+    return is_said and any(results) and "inconsistent" not in row.get("config_basis", "")
 
 
 def _repository(source: str) -> str:

@@ -15,7 +15,7 @@ from autotune.base.errors import JobError
 from autotune.base.files import write_text
 from autotune.base.text import csv_text
 from autotune.cost.constants import SHIPPED, load_constants
-from autotune.cost.errors import METERS, basis_of, load_errors
+from autotune.cost.errors import METERS, load_errors
 from autotune.cost.memory import Memory
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
@@ -178,10 +178,8 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
     errors = load_errors()
     facts = errors.facts_of(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
-    basis = basis_of(predicted, facts)
-    reach = errors.reach_of(basis)
+    reach = errors.reach(predicted, facts)
     predicted = reach.judge(predicted)
-    shown = errors.reach_of(basis, read.meters)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
@@ -195,12 +193,12 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         columns[column] = getattr(predicted.times, name)
     for column, name in _MEMORY_PARTS.items():
         columns[column] = getattr(predicted.memory, name) / _GIB
-    peak_gb, spread = columns["pred_peak_memory_gb"], shown.peak_memory
+    peak_gb, spread = columns["pred_peak_memory_gb"], reach.peak_memory
     columns["pred_peak_memory_low_gb"] = peak_gb * np.exp(-spread.low)
     columns["pred_peak_memory_high_gb"] = peak_gb * np.exp(spread.high)
     return [
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
-        | {"assumed": f"interval={shown.evidence_at(i)}"}
+        | {"assumed": f"interval={reach.evidence_at(i)}"}
         for i in range(len(plans))
     ]
 

@@ -47,9 +47,13 @@ whose routers were forced. Where both were published, steps took 1.2 to 1.5 time
 _UNKNOWN_AGE = 0.1
 """Distance of log step time to the end of an interval where nobody says how old the software is. A
 newer container alone made published steps up to 23% faster; memory changed by less than 0.4%."""
-_OFFLOAD = 0.5
-"""The same where states or activations go to the host over a link that nobody measured: published
-steps of DeepSpeed with the optimizer on the host took 1.6 times as long as predicted."""
+_OFFLOAD, _OFFLOAD_SLOWER = 0.5, 1.4
+"""The same where states or activations go to the host over a link that nobody measured, and to the
+upper end where stage 3 has the optimizer there: published steps of DeepSpeed took 1.6 times as
+long as predicted with 16 to 64 V100, and 4 times with 70B on 16 H100."""
+_SHORTER = 16.0
+"""Factor by which samples may be shorter than assumed where nobody says how long they are: those
+that models are fine-tuned on have some hundred tokens."""
 _SMALL_LAYER_S = 0.012
 """A layer that takes less, forward and backward, is small: the host soon sets the pace."""
 _SMALL_BYTES = 16 * 2**30
@@ -61,8 +65,6 @@ _MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
 _MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
-_METER_WORDS = ("allocated", "reserved", "total")
-"""Words of kinds; the latter are those of `METERS`."""
 _HINT = "written by benchmarks/fit_errors.py"
 
 Values = NDArray[np.float64]
@@ -91,10 +93,17 @@ class Widths(BaseModel):
     `dense known large`. `all` is there; of the others those that enough sources have."""
     wider: dict[str, _Size]
     """Part of `ForecastBasis.parts` -> how much wider, as a share, where all of it holds."""
+    frameworks: dict[str, Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    """Framework -> how many times as wide besides, where its own runs scatter more than those of
+    its kind. A kind of known frameworks is learned from those that several sources have; one that
+    a single source has is unknown while that source is left out, and known to everybody else."""
 
-    def ends(self, kinds: "RunKinds", parts: Mapping[str, Values]) -> tuple[Values, Values]:
+    def ends(self, kinds: "RunKinds", basis: "ForecastBasis") -> tuple[Values, Values]:
         """Distances to the lower and the upper end, by row."""
-        scale = self.scale(parts)
+        own = [self.frameworks.get(name, 1.0) for name in basis.frameworks.tolist()]
+        scale = self.scale(basis.parts) * np.array(own)
         found = [self.kinds[self.nearest(name)] for name in kinds.names]
         low, high = (np.array([getattr(ends, end) for ends in found]) for end in ("low", "high"))
         return low[kinds.which] * scale, high[kinds.which] * scale
@@ -127,10 +136,9 @@ def _in_words(kind: str) -> str:
     model, *others = kind.split()
     if model == "all":
         return "all kinds of runs"
-    evidence, size, meter = [*others, "", "", ""][:3]
+    evidence, size = [*others, "", ""][:2]
     words = f"{size} {_MODELS_IN_WORDS[model]}".strip()
-    words += f", {evidence} framework and accelerator" if evidence else ""
-    return words + (f", {meter} memory" if meter else "")
+    return words + (f", {evidence} framework and accelerator" if evidence else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +167,7 @@ class ForecastBasis:
     """What predictions rest on, an element each: which kind of run they are of."""
 
     is_mixture: Flags
+    frameworks: NDArray[np.str_]
     is_known: Flags
     """Other sources have runs of the same framework on such accelerators."""
     layer_s: Values
@@ -186,17 +195,12 @@ class ForecastBasis:
             (_SIZES, self.layer_s < _SMALL_LAYER_S),
         )
 
-    def memory_parts(self, meters: Sequence[str]) -> Mapping[str, Values]:
-        """What widens intervals of peaks, by their meters: `total` is all that is not torch's."""
-        return {**self.parts, "total": np.equal(meters, METERS[-1]) * 1.0}
-
-    def memory_kinds(self, meters: Sequence[str]) -> RunKinds:
-        """The kind of each peak, by its meter."""
+    def memory_kinds(self) -> RunKinds:
+        """The kind of each peak."""
         return RunKinds.of(
             (_MODELS, self.is_mixture),
             (_EVIDENCE, ~self.is_known),
             (_SIZES, self.peak_bytes < _SMALL_BYTES),
-            (_METER_WORDS, np.array([METERS.index(meter) for meter in meters])),
         )
 
 
@@ -273,12 +277,13 @@ class Margin(PlanColumns):
 class RunFacts:
     """What is known of runs beside their plans, an element each."""
 
+    frameworks: NDArray[np.str_]
     is_known: Flags
     new_framework: Flags
     new_accelerator: Flags
     open: Mapping[str, Flags]
     """What nobody says -> of which runs: `zero_stage`, `recompute`, `attention`, `loss`,
-    `software`."""
+    `software`, `seq_len`."""
     fewest_logit_bytes: Values | None = None
     """Column `logit_bytes` at least, where the loss is open."""
 
@@ -326,6 +331,7 @@ class Errors(BaseModel):
             rows.append(flags[key])
         known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
         return RunFacts(
+            frameworks=np.array(frameworks, np.str_),
             is_known=known,
             new_framework=new_framework,
             new_accelerator=new_accelerator,
@@ -335,20 +341,17 @@ class Errors(BaseModel):
             ),
         )
 
-    def reach(
-        self, prediction: Prediction, facts: RunFacts, meters: Sequence[str] | None = None
-    ) -> Margin:
-        """How far each prediction reaches; peaks by their meters, by default everything's."""
-        return self.reach_of(basis_of(prediction, facts), meters)
+    def reach(self, prediction: Prediction, facts: RunFacts) -> Margin:
+        """How far each prediction reaches; peaks by whatever meter."""
+        return self.reach_of(basis_of(prediction, facts))
 
-    def reach_of(self, basis: ForecastBasis, meters: Sequence[str] | None = None) -> Margin:
+    def reach_of(self, basis: ForecastBasis) -> Margin:
         """How far predictions reach by what they rest on."""
-        shown = meters or [METERS[-1]] * len(basis.layer_s)
-        time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds(shown)
+        time_kinds, memory_kinds = basis.time_kinds(), basis.memory_kinds()
         slower = basis.slower
-        low, high = self.step_time.ends(time_kinds, basis.parts)
+        low, high = self.step_time.ends(time_kinds, basis)
         low, high = np.hypot(low, basis.open_time[0]), np.hypot(high, basis.open_time[1])
-        least, most = self.peak_memory.ends(memory_kinds, basis.memory_parts(shown))
+        least, most = self.peak_memory.ends(memory_kinds, basis)
         least, most = np.hypot(least, basis.open_memory[0]), np.hypot(most, basis.open_memory[1])
         return Margin(
             step_time=LogSpread(low=low, high=high + np.log(slower)),
@@ -389,6 +392,7 @@ def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:
     open_time, open_memory = _open_distances(prediction, facts)
     return ForecastBasis(
         is_mixture=is_mixture,
+        frameworks=facts.frameworks,
         is_known=facts.is_known,
         layer_s=layer_s,
         peak_bytes=prediction.peak_memory_bytes,
@@ -437,14 +441,12 @@ def _open_distances(
     n = len(prediction.step_time_s)
     time, memory = (_Distances(np.zeros(n), np.zeros(n)) for _ in range(2))
     p = prediction.plans
-    offloads = np.greater(p.optimizer_tier, 0) | np.greater(p.param_tier, 0)
-    offloads = offloads | np.greater(p.offloaded_activations, 0)
-    offloads = offloads | np.greater(p.optimizer_host_share, 0)
-    unknown_price = np.where(offloads & np.equal(p.host_link_measured, 0), _OFFLOAD, 0.0)
+    on_host = p.optimizer_tier + p.param_tier + p.offloaded_activations + p.optimizer_host_share
+    has_no_price = np.greater(on_host, 0) & np.equal(p.host_link_measured, 0)
     age = np.where(facts.open.get("software", np.zeros(n, bool)), _UNKNOWN_AGE, 0.0)
-    for distance in (unknown_price, age):
-        time.reach(distance)
-        time.reach(-distance)
+    fetches = np.greater(p.optimizer_tier, 0) & np.greater_equal(p.zero_stage, 3)
+    time.reach(-np.hypot(_OFFLOAD * has_no_price, age))
+    time.reach(np.hypot(np.where(fetches, _OFFLOAD_SLOWER, _OFFLOAD) * has_no_price, age))
     for name, column, value in _other_ways(prediction, facts):
         rows = np.flatnonzero(facts.open.get(name, np.zeros(n, bool)))
         if not len(rows):
@@ -465,9 +467,13 @@ def _other_ways(prediction: Prediction, facts: RunFacts) -> list[tuple[str, str,
     recomputes = np.greater(p.recompute, 0)
     stage = np.asarray(p.zero_stage)
     other_stage = np.where(stage <= 1, 1.0 - stage, stage)
+    # What fetches parameters by rank has all stages, and who names none may mean any.
+    splits_all = np.greater(p.cuts_by_rank, 0) & np.less(p.tp * p.pp, 2)
     found: list[tuple[str, str, Column]] = [
         ("recompute", "recompute", np.where(recomputes, Recompute.NONE, Recompute.FULL) * 1.0),
         ("zero_stage", "zero_stage", other_stage),
+        ("zero_stage", "zero_stage", np.where(splits_all, 3.0, stage)),
+        ("seq_len", "seq_len", p.seq_len / _SHORTER),
         # Where scores are assumed to be written, a fused kernel may not write them.
         ("attention", "flash_attention", 1.0),
     ]

@@ -125,7 +125,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     logit_bytes = columns.get("logit_bytes", float(Plans.logit_bytes))
     return ReadRow(
         columns=columns,
-        fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes),
+        fewest_logit_bytes=fewest_logit_bytes(cells, logit_bytes, traits, columns),
         open=frozenset(name for name in OPEN if cells.is_blank(name)),
         framework=traits.name,
         accelerator=accelerator,

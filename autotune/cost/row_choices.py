@@ -15,6 +15,8 @@ _Words = Mapping[str, Mapping[str, float]]
 CHOICES: Mapping[str, _Words] = {**WORDS["choices"], "scaling": SCALINGS}
 """Column -> word -> columns of `Plans`."""
 _FUSED_LOGIT_BYTES = float(CHOICES["loss"]["fused"]["logit_bytes"])
+_MEGATRON_LOGIT_BYTES = 6.0
+"""What Megatron's own loss holds, which has no chunks."""
 _CHUNK_TOKENS = float(CHOICES["loss"]["chunked"]["loss_chunk_tokens"])
 """Tokens of a chunk where a row does not say."""
 _ATTENTION_SPEED: Mapping[str, tuple[float, float]] = WORDS["attention_speed"]
@@ -68,15 +70,22 @@ def setting_columns(cells: Cells) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def fewest_logit_bytes(cells: Cells, taken: float) -> float:
+def fewest_logit_bytes(
+    cells: Cells, taken: float, traits: Traits, columns: Mapping[str, float]
+) -> float:
     """Bytes per logit that a run holds at least, where it is predicted with `taken`.
 
-    Fewer where the row does not say how the loss is computed: it may be compiled or fused.
+    Fewer where the row does not say how the loss is computed: it may be compiled or fused, and
+    outside of Megatron it may come in chunks, of which one is there at a time.
     """
-    if not cells.is_blank("loss") or taken <= _FUSED_LOGIT_BYTES:
+    fewest = _FUSED_LOGIT_BYTES
+    if traits.eager_logit_bytes > _MEGATRON_LOGIT_BYTES:
+        tokens = columns["micro_batch"] * columns["seq_len"]
+        fewest = min(fewest, traits.eager_logit_bytes * _CHUNK_TOKENS / tokens)
+    if not cells.is_blank("loss") or taken <= fewest:
         return taken
-    cells.assume("loss", "not fused", "fused at the low end of memory")
-    return _FUSED_LOGIT_BYTES
+    cells.assume("loss", "not fused", "fused or in chunks at the low end of memory")
+    return fewest
 
 
 def recomputed_modules(cells: Cells) -> dict[str, float]:

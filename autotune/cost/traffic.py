@@ -161,7 +161,9 @@ def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     the backward pass gathers the two inputs once more. Source: Shoeybi et al., Megatron-LM
     (arXiv:1909.08053), section 3; Korthikanti et al. (arXiv:2205.05198), section 4.2.2. Where a
     reduce-scatter is a whole all-reduce, the gather comes on top. What is recomputed is
-    communicated again.
+    communicated again. Ranks that share a key head gather the queries, keys and values of all,
+    and scatter their gradients; nothing hides that. Source: NVIDIA/Megatron-LM, megatron/core/
+    transformer/attention.py, get_query_key_value_tensors.
     """
     g = collectives.group(p, c, ranks=p.tp, stride=1.0)
     size_bytes = s.tokens * p.hidden * p.activation_bytes
@@ -169,7 +171,10 @@ def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     reduced = collectives.all_reduce_s(g, size_bytes, pairs)
     gathers = p.sequence_parallel * (2.0 + p.reduces_whole * pairs)
     gathered = collectives.gather_s(g, size_bytes, gathers)
-    return (reduced + gathered) * (1.0 - p.overlap_tp)
+    shares_heads = np.greater(p.tp, p.n_kv_heads) & np.equal(p.latent_kv_rank, 0)
+    qkv_bytes = s.tokens * (s.attention_width + 2.0 * s.kv_width) * p.activation_bytes
+    heads_s: Column = np.where(shares_heads, collectives.gather_s(g, qkv_bytes, 2 + _again(p)), 0)
+    return (reduced + gathered) * (1.0 - p.overlap_tp) + heads_s
 
 
 def head_s(p: Plans, s: Sizes, c: Constants) -> Column:

@@ -129,6 +129,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         # Where positions are learned, there is a last one.
         "max_seq_len": positions
         and (known("max_position_embeddings") or positions.num_embeddings),
+        "configured_positions": 0 if positions else known("max_position_embeddings"),
         "tied_embeddings": words is not None and _is_shared(module, words),
         "gated_mlp": any(_GATE.search(name) for name in sizes),
         "n_experts": n_experts,

@@ -17,7 +17,7 @@ class ModelShape:
     n_heads: int
     n_kv_heads: int
     vocab: int
-    max_seq_len: int | None
+    max_seq_len: int | None = None
     """Longest sequence that position embeddings allow; None where there is no limit (rotary)."""
     tied_embeddings: bool
     gated_mlp: bool
@@ -56,6 +56,8 @@ class ModelShape:
     """Width of that rotary part."""
     latent_value_dim: int = 0
     """Width of a value head."""
+    configured_positions: int = 0
+    """Positions that rotary embeddings are configured for, scaled or not; 0: nobody says it."""
     n_mtp_layers: int = 0
     """Layers that predict further tokens. Megatron trains them; transformers builds none, so no
     count of parameters has them."""

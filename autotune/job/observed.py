@@ -502,7 +502,6 @@ def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -
     plain = ModelShape(
         **sizes,
         n_kv_heads=int(seen.get("n_kv_heads", 0)) or sizes["n_heads"],
-        max_seq_len=None,
         tied_embeddings=False,
         gated_mlp=False,
         n_experts=0,

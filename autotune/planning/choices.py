@@ -25,6 +25,9 @@ SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
+_UNPRICED, _LEAST_LEAD = 2 * _EXOTIC, 1.3
+"""The same of one whose price nobody knows, and how many times as fast as all plain ones it has to
+be to come first."""
 _SHARED = ("cp", "ulysses")
 """Columns of degrees in which ranks share a sequence."""
 _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
@@ -141,14 +144,16 @@ def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) ->
     is_exotic = strain >= _EXOTIC
     least_s = times_s[np.ones_like(is_exotic) if is_exotic.all() else ~is_exotic].min()
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
-    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / TIE)))
+    lead = np.where(strain >= _UNPRICED, _LEAST_LEAD, TIE)
+    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / lead)))
 
 
 def strain_of(plans: Plans) -> NDArray[np.float64]:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
     What is offloaded counts as a degree. Exotic are sequences that are shared below 16k tokens,
-    and tensor parallelism that leaves the linked devices.
+    and tensor parallelism that leaves the linked devices; parameters on the host beside an
+    optimizer on the device too, over a link that nobody measured.
     """
     n = len(plans)
     strain = np.zeros(n)
@@ -159,7 +164,10 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
         strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
     strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
-    return strain + (_column(plans, "param_tier") > 0)
+    on_host = _column(plans, "param_tier") > 0
+    is_alone = on_host & (_column(plans, "optimizer_tier") + plans.host_link_measured == 0)
+    strain += on_host + _UNPRICED * is_alone
+    return strain
 
 
 def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:

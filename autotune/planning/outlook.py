@@ -125,6 +125,18 @@ class Outlook:
         accelerator = accelerator_of(self.environment, self.table)
         return int(accelerator.host_memory_bytes or _USUAL_HOST_BYTES)
 
+    @property
+    def length_doubt(self) -> str:
+        """What is in doubt of samples longer than the model's positions; empty: nothing is."""
+        longest = self.job.model.shape.configured_positions
+        if not 0 < longest < self.job.seq_len:
+            return ""
+        return (
+            f"{self.job.seq_len} tokens are more than the {longest} positions that the model is "
+            "configured for: it trains, but learns little there unless its rope_scaling is "
+            "changed; forecasts hold either way"
+        )
+
     def setbacks(self, candidates: Sequence[Candidate]) -> Indices:
         """How far candidates come behind others that fit as surely; 0: not at all.
 

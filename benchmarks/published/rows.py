@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.base.errors import FleetError
 from autotune.cost.cells import RowError
 from autotune.cost.plans import LoggedStage
@@ -49,6 +51,8 @@ _OWN_COLUMNS = ("zero_equiv", "peak_mem_unit", "params_b")
 """Columns that `autotune` does not have."""
 _SEQ_LEN, _OLD_SEQ_LEN = 4096, 2048
 """Tokens of a sample where a row does not say: today's, and those of V100's days."""
+_BERT_SEQ_LEN = 512
+"""Positions of BERT and what came of it: google-research/bert, bert_config.json."""
 _PER_NODE = (
     # 8x200Gb HDR IB per node; 8x100Gb NIC per node; 8xHDR200 IB/node
     re.compile(r"(?P<n>\d+)\s*x\s*(?:HDR|NDR|EDR)?\s*(?P<gbit>\d+)\s*(?:Gb|G|IB|$)?", re.I),
@@ -57,6 +61,8 @@ _PER_NODE = (
 )
 _PER_DEVICE = re.compile(r"(?P<gbit>\d+)\s*Gb(?:ps|/s)\b[^,]*per GPU", re.I)
 _NETWORK_WORDS = re.compile(r"node|IB|RoCE|Omni|NIC|RDMA|network", re.I)
+_UNPACKED = re.compile(r"\b(not |un)packed\b|only the limit", re.I)
+_BETWEEN_EXPERT_RANKS = re.compile(r"deep-?ep|hybrid-?ep", re.I)
 _MOST_LINKS, _MOST_GBIT = 9999, 999_999
 _YES = re.compile(r"^(yes|true|on|1(\.0)?|full|block|uniform)\b|checkpoint")
 _ADAPTED_MLP = re.compile(r"all[- _]linear|gate_proj|up_proj|\bw1\b|\bc_fc\b|linear_fc1|\bmlp\b")
@@ -83,8 +89,10 @@ def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator
     spelled = strict_rows(rows)
     read = strict_rows_to_plans([{} if row.reason else row.cells for row in spelled], table)
     pairs = list(zip(spelled, read.reasons, read.assumed, strict=True))
+    lengths = [_is_length_open(PublishedCells(rows[position])) for position in read.positions]
     return dataclasses.replace(
         read,
+        open={**read.open, "seq_len": np.array(lengths, bool)},
         reasons=tuple(row.reason or reason for row, reason, _ in pairs),
         assumed=tuple(row.assumed + assumed for row, _, assumed in pairs),
     )
@@ -399,16 +407,25 @@ def _batch(cells: PublishedCells, found: Mapping[str, str]) -> dict[str, str]:
         "dp": str(int(dp)) if stated else "",
         "micro_batch": str(int(micro_batch)),
         "global_batch": str(int(global_batch)),
-        **_seq_len(cells),
+        **_seq_len(cells, found["model"]),
     }
 
 
-def _seq_len(cells: PublishedCells) -> dict[str, str]:
+def _is_length_open(cells: PublishedCells) -> bool:
+    """Whether nobody says how long samples are, or no more than what they may have at most."""
+    return cells.is_blank("seq_len") or bool(_UNPACKED.search(cells.text("notes")))
+
+
+def _seq_len(cells: PublishedCells, model: str) -> dict[str, str]:
+    """Tokens of a sample where the row has none: no more than the model's positions."""
     if not cells.is_blank("seq_len"):
         return {}
     is_old = re.search(r"V100|P100|T4", cells.text("gpu_type")) is not None
     seq_len = _OLD_SEQ_LEN if is_old else _SEQ_LEN
-    cells.assume("seq_len", seq_len, "tokens per second depend on it little, a step's time does")
+    is_bert = "bert" in cells.text("model_name").lower()
+    longest = _BERT_SEQ_LEN if is_bert else preset_shape(model).max_seq_len if model else None
+    seq_len = min(seq_len, longest or seq_len)
+    cells.assume("seq_len", seq_len, "shorter at the low end: a step's time depends on it")
     return {"seq_len": str(seq_len)}
 
 
@@ -442,8 +459,13 @@ def _links(count: float, gbit: float) -> str:
 
 
 def _expert_ranks(cells: PublishedCells, found: Mapping[str, str]) -> dict[str, str]:
-    """Whole experts where tp and ep together do not fit the world."""
+    """Ranks of experts where notes name a dispatcher alone; whole ones where they do not fit."""
     ep, tp, pp = (float(found[key] or 1) for key in ("ep", "tp", "pp"))
+    if not found["ep"] and _BETWEEN_EXPERT_RANKS.search(cells.text("notes")):
+        n_experts = int(found["n_experts"] or preset_shape(found["model"]).n_experts)
+        ep = float(math.gcd(n_experts, int(cells.count("n_gpus") / (tp * pp))))
+        cells.assume("ep", ep, "as many ranks as share out the experts, by their dispatcher")
+        return {"ep": f"{ep:g}", "etp": found["etp"] or "1"}
     if found["etp"] or ep == 1 or cells.count("n_gpus") % (ep * tp * pp) == 0:
         return {}
     cells.assume("etp", 1, f"ep {ep:g} x tp {tp:g} x pp {pp:g} do not fit n_gpus")

@@ -30,7 +30,7 @@ _SETTINGS: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"\b(ep|a2a) overlap on\b", {"overlap_experts": 1.0}),
     (r"delay(ed)?[ -_]wgrad", {"delays_weight_grads": 1.0}),
     (r"shared[ -_]expert[ -_]overlap", {"overlap_shared_experts": 1.0}),
-    (r"balanced routing|forced.balance|capacity", {"forced_balance": 1.0}),
+    (r"balanced (routing|fake gate)|forced.balance|capacity", {"forced_balance": 1.0}),
     (r"natural routing", {"expert_imbalance": _NATURAL_IMBALANCE}),
     (r"no tp_comm_overlap|\btp-comm off", {"overlap_tp": 0.0}),
     (

@@ -91,6 +91,8 @@ FREED_GRADS = re.compile(r"(fused into|step in) backward")
 NOTED = (
     (re.compile(r"\bdropout on\b"), {"has_dropout": "1"}),
     (re.compile(r"expandable_segments"), {"allocator": "expandable_segments"}),
+    # PrimeIntellect-ai/prime-rl: log-probabilities of tokens come in chunks, behind no logits.
+    (re.compile(r"\btrainer type rl\b"), {"loss": "chunked"}),
 )
 """Words of `notes` -> cells."""
 

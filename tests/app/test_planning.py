@@ -309,6 +309,16 @@ def test_what_is_here_is_not_said_to_be_needed(tmp_path):
     assert outlook.needs(estimate_candidate(outlook, ["micro_batch=1"]).candidate) == ()
 
 
+def test_samples_beyond_the_positions_of_the_model_are_told():
+    keys = {"model": "qwen2.5-0.5b", "global_batch": 8, "world": 8}
+    for seq_len, is_told in ((32_768, False), (65_536, True)):
+        outlook = open_outlook(None, {**keys, "seq_len": seq_len}, FleetWishes(gpu="H100"))
+        found = estimate_candidate(outlook, ["zero.stage=2", "micro_batch=1"])
+        assert ("positions   65536 tokens" in printed(print_estimate, found)) is is_told
+        assumed = estimate_as_dict(found)["assumed"]
+        assert any("65536 tokens are more than the 32768" in one for one in assumed) is is_told
+
+
 def test_samples_of_several_lengths_count_as_they_are_padded(tmp_path):
     counts = tmp_path / "lengths.csv"
     counts.write_text("length,count\n64,30\n500,18\n")

@@ -10,7 +10,6 @@ from autotune.base.errors import JobError
 from autotune.cost import Prediction, predict
 from autotune.cost.errors import (
     LEVEL,
-    METERS,
     SHIPPED_CPU,
     Ends,
     Errors,
@@ -154,10 +153,27 @@ def test_routing_that_nobody_forces_may_be_slower_and_not_faster() -> None:
     assert said.step_time_s[2] > said.step_time_s[1]
 
 
-def test_each_meter_has_a_kind_of_its_own() -> None:
-    _, _, basis = read(row(**CLOSED))
-    names = [basis.memory_kinds([meter]).names[0] for meter in METERS]
-    assert names == [f"dense known large {word}" for word in ("allocated", "reserved", "total")]
+def test_a_framework_whose_own_runs_scatter_is_wider() -> None:
+    said, found = margin(row(**CLOSED))
+    own = {"frameworks": {"megatron": 2.0, "deepspeed": 9.0}}
+    wider = ERRORS.model_copy(update={"step_time": ERRORS.step_time.model_copy(update=own)})
+    facts = ERRORS.facts_of(["megatron"], [find_accelerator("A100")], {})
+    assert wider.reach(said, facts).step_time.high == pytest.approx(2 * found.step_time.high)
+    assert wider.reach(said, facts).peak_memory.high == found.peak_memory.high
+
+
+@pytest.mark.parametrize(
+    ("framework", "open_"),
+    [
+        ("deepspeed", "zero_stage"),  # any stage: the third holds least
+        ("automodel", "loss"),  # a loss in chunks keeps no logits
+    ],
+)
+def test_what_nobody_says_lets_memory_reach_what_holds_least(framework: str, open_: str) -> None:
+    alone = {"tp": "1", "pp": "1", "dp": "", "n_layers": "4", "global_batch": "512"}
+    said = {**CLOSED, **alone, "framework": framework, "vocab": "150000", "micro_batch": "8"}
+    _, found = margin(row(**said), row(**{**said, open_: ""}))
+    assert found.peak_memory.low[1] > found.peak_memory.low[0] + 0.3
 
 
 @pytest.mark.parametrize("path", [None, SHIPPED_CPU])

@@ -108,6 +108,8 @@ FASTER = np.array([4.0, 2.0, 1.0])
             for name in ("matmul_flops", "half_flops", "memory_bytes_per_s")
         ),
         ("tensor_comm_s", 1.0, {**BUSY, "nvlink_bytes_per_s": 300e9 * FASTER}),
+        # Ranks that share a key head gather the heads of all.
+        ("tensor_comm_s", 1.1, {**BUSY, "n_kv_heads": np.array([8.0, 4.0])}),
         ("data_comm_s", 1.0, {**BUSY, "network_bytes_per_s": 25e9 * FASTER}),
         # In larger micro-batches, as many samples.
         ("step_s", 1.0, {"micro_batch": FASTER, "grad_accum": 4 / FASTER, "hidden": 1024.0}),

@@ -161,6 +161,15 @@ def test_strain_counts_degrees(outlook):
     assert (strain[plain], strain[wide]) == (0, 1)
 
 
+def test_parameters_alone_on_the_host_lead_only_where_they_are_much_faster(outlook):
+    settings = ("offload.optimizer=cpu", "offload.param=cpu", "micro_batch=2")
+    candidates = [outlook.read(["zero.stage=3", setting])[0] for setting in settings]
+    strain = strain_of(outlook.plans(candidates))
+    fit = np.ones(3)
+    for times_s, first in (([10.0, 9.0, 9.9], 2), ([10.0, 7.0, 9.9], 1)):
+        assert ranked(np.array(times_s), fit, fit, min_fit=0.9, strain=strain)[0] == first
+
+
 def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(mixture):
     ranking, _ = mixture
     found, choices = ranking.prediction, ranking.choices

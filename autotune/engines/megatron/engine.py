@@ -297,6 +297,8 @@ class MegatronEngine(Engine):
         kind = str(candidate.get("dispatcher", ""))
         more = [_FLEX_PACKAGES.get(kind)]
         more += [_NEEDED_BY[name] for name in _NEEDED_BY if name in candidate.values]
+        if candidate.tp > self._task.n_kv_heads:
+            more += [f"Megatron Core {SHARES_KV_HEADS} or later (tp ranks share key heads)"]
         return [*super().needs(candidate), *on_gpus, *filter(None, more)]
 
     def lacks(self) -> str:

@@ -202,6 +202,7 @@ def forecast_values(
         "ends": reach.around(prediction, index),
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
+        "length_doubt": outlook.length_doubt,
         "level": LEVEL,
         "learned": outlook.learned,
         "changes": changes_of(candidate, job),
@@ -284,10 +285,11 @@ def host_bytes(prediction: Prediction, index: int) -> tuple[float, float] | None
     )
 
 
-def assumptions(reach: Margin, index: int) -> list[str]:
+def assumptions(outlook: Outlook, reach: Margin, index: int) -> list[str]:
     """What a forecast takes for granted, for programs."""
     evidence, router = reach.evidence_at(index), _of_router(reach, index)
-    return [*filter(None, [router]), *([f"intervals: {evidence}"] if evidence else [])]
+    learned = f"intervals: {evidence}" if evidence else ""
+    return [*filter(None, [outlook.length_doubt, router, learned])]
 
 
 def _of_router(reach: Margin, index: int) -> str:
@@ -370,7 +372,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": [*changes_of(ranking.candidates[index], ranking.outlook.job)],
-        "assumed": assumptions(ranking.reach, index),
+        "assumed": assumptions(ranking.outlook, ranking.reach, index),
         **parts_as_dict(found, index),
     }
 

@@ -102,6 +102,9 @@ def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> 
             config[_MICRO] = arguments["per_device_train_batch_size"]
     config, notes = usable(config, path, with_monitors=with_monitors)
     knobs = script_knobs(arguments, source.reader) if has_arguments else {}
+    if has_arguments and arguments.get("attn_implementation") and "attention" not in knobs:
+        # A kernel that the knob does not have: forecasts are of transformers' own choice.
+        notes["attn_implementation"] = (arguments["attn_implementation"], None)
     if is_trainers and "optimizer" not in source.config:
         optimizer_name = optimizer_argument(source.reader)
         optim = str(arguments.get(optimizer_name, DEFAULT_OPTIM))
