@@ -115,14 +115,14 @@ def size_unit(size_bytes: float) -> tuple[str, int]:
     return "TiB", unit_bytes
 
 
-def format_seconds(duration_s: float | None) -> str:
-    """Format a duration for people: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`."""
+def format_seconds(duration_s: float | None, *, digits: int = 1) -> str:
+    """Format a duration: `850 ms`, `12.3 s` (`digits` below 10 s), `4 min 05 s`, `2 h 10 min`."""
     if duration_s is None or duration_s != duration_s:
         return "-"
     if duration_s < 1:
         return f"{duration_s * 1000:.0f} ms"
     if duration_s < 60:
-        return f"{duration_s:.1f} s"
+        return f"{duration_s:.{digits if duration_s < 9.995 else 1}f} s"
     whole_s = round(duration_s)
     if whole_s < 3600:
         return f"{whole_s // 60} min {whole_s % 60:02d} s"

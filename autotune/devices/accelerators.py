@@ -222,11 +222,11 @@ def find_accelerator(
     found = [entry for entry in entries if any(p.search(spelled) for p in entry.names)]
     if not found:
         raise FleetError(
-            f"no figures for the accelerator {device!r}; known are "
-            + ", ".join(entry.name for entry in entries),
+            f"no figures for the accelerator {device!r}",
             did_you_mean(device, [entry.name for entry in entries], most=2, alike=_ALIKE)
             + f"add an entry like those in {SHIPPED.name} to a file of your own "
-            f"({flag('accelerators')} of search, plan, explain and estimate)",
+            f"({flag('accelerators')} of search, plan, explain and estimate); known are "
+            + ", ".join(entry.name for entry in entries),
         )
     if memory_gib is None:
         return found[0]

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -50,6 +50,7 @@ class FinetuneFile(BaseModel):
     """The job's `finetune` section."""
 
     model_config = ConfigDict(extra="forbid")
+    ELSEWHERE: ClassVar = "QLoRA: `estimate --rows` with task qlora, docs/how-to/fine-tune.md; "
 
     method: Literal["lora"]
     rank: int = Field(default=16, ge=1, le=MAX_RANK)

@@ -487,7 +487,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     head_room: float = key(
-        "Share of the memory to leave free (0 to 1).",
+        "Share of the memory to leave free, such as 0.1.",
         Topic.DEVICES,
         EVERY,
         default=0.0,
@@ -831,6 +831,8 @@ def _complaint(item: Mapping[str, Any]) -> str:
         return " is missing"
     if item["type"] == "extra_forbidden":
         return ": there is no such key"
+    if len(item["loc"]) == 1 and "expected" in item.get("ctx", {}):
+        return f": {shortened(repr(item['input']))} is not allowed"  # the fix names what is
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
         allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
@@ -853,9 +855,10 @@ def _fix(
         hint = did_you_mean(name, keys, most=2, alike=0.6)
         return hint + listed("search")
     key = keys[name]
-    word, about = key.named if is_flag(name) else name, f" ({key.about})"
+    word = key.named if is_flag(name) else name
+    about = f" ({key.about.replace('(', '[').replace(')', ']')})"
     if len(item["loc"]) > 1:
-        return f"mend {word}{about}"
+        return f"{_section_fix(item)}mend {word}{about}"
     if item["type"] == "missing":
         return f"give {key.named}{about}, or `{name}:` in the job file"
     if key.bounds:
@@ -865,7 +868,20 @@ def _fix(
         known, typed = re.findall(r"'([^']+)'", expected), str(item["input"])
         alike = [one for one in known if _digits(one) == _digits(typed)]
         guess = did_you_mean(typed, alike, most=1)
-        return f"{guess}give {word}{about} one of {expected}"
+        are_there = all(one in key.about for one in known)
+        return f"{guess}give {word}{about}" + ("" if are_there else f" one of {expected}")
     if "ge" in item.get("ctx", {}):
         return f"give {word}{about} a number from {item['ctx']['ge']} up, or leave it out"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")
+
+
+def _section_fix(item: Mapping[str, Any]) -> str:
+    """The keys of a section, and where else to look for what it has not; before another fix."""
+    name, field = str(item["loc"][0]), str(item["loc"][-1])
+    kinds = get_args(JobFile.model_fields[name].annotation)
+    section: Any = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+    if section is None or item["type"] not in ("extra_forbidden", "literal_error"):
+        return ""
+    known, elsewhere = list(section.model_fields), getattr(section, "ELSEWHERE", "")
+    guess = did_you_mean(field, known, most=1) if field not in known else ""
+    return f"{guess}known keys of {name}: {', '.join(known)}; {elsewhere}"

@@ -13,7 +13,7 @@ from autotune.base.names import did_you_mean
 from autotune.base.user_text import unread
 from autotune.base.yaml_file import number_of
 from autotune.contract import read_bounded
-from autotune.trial.scripts.lengths import batch_lengths, rounded_up
+from autotune.trial.scripts.lengths import batch_lengths, is_drawn, rounded_up
 
 SHORTEST = 2
 """Tokens: a sample of one has no next token to predict, so a micro-batch of it has no loss."""
@@ -94,6 +94,14 @@ class Lengths:
 
 
 FIXED = Lengths()
+
+
+def attended_tokens(lengths: Mapping[str, Any], global_batch: int, seq_len: int) -> float:
+    """Tokens that an average token of a batch attends among; `lengths` as in `TrialSpec`."""
+    if not is_drawn(lengths):
+        return seq_len
+    drawn = batch_lengths(lengths, global_batch)
+    return sum(length * length for length in drawn) / sum(drawn)
 
 
 def parse_lengths(value: Any) -> Lengths:

@@ -139,10 +139,12 @@ class Explained(Estimated):
         return None if fastest is first else fastest
 
     def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
-        """Sorts neighbours: those that fit, fastest first, then the others, surest first."""
+        """Sorts neighbours: the fastest that fits, then the surest, then the smallest."""
         fits = neighbour.fit_probability >= self.min_fit
         chance = 0.0 if fits else round(neighbour.fit_probability, 2)
-        return not fits, -chance, neighbour.step_time_s
+        is_hopeless = not fits and not chance
+        size = neighbour.peak_memory_bytes if is_hopeless else neighbour.step_time_s
+        return not fits, -chance, size
 
     @property
     def _legal(self) -> list[Neighbour]:

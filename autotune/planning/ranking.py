@@ -43,7 +43,7 @@ TOP = 10
 """Rows of a plan that are judged where nobody wants more."""
 _LEAST_GAIN = 1.05
 """Gain from which another global batch is worth a word."""
-_LEAST_GAIN_ELSEWHERE = 1.3
+LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
 
 
@@ -96,7 +96,8 @@ class Ranking:
     baseline: "PredictedBaseline | None" = None
     """None: the user named no configuration of their own."""
     spread_experts: tuple[OtherJob, ...] = ()
-    """What trains a mixture of experts much faster than ranks that gather all of them."""
+    """What trains a mixture of experts much faster than ranks that gather all of them, or else
+    the fastest that spreads them."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -180,6 +181,8 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
+    for wish in what_if:  # a wrong one is said before anything is ranked
+        _elsewhere(outlook, wish)
     outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
     candidates = outlook.lattice.candidates
     best = int(choices.order[0])
@@ -309,20 +312,21 @@ def _other_batch(outlook: Outlook, best_s: float, *, min_fit: float) -> OtherJob
 def _spread_experts(
     outlook: Outlook, best: Candidate, best_s: float, *, min_fit: float
 ) -> tuple[OtherJob, ...]:
-    """What gains much over a mixture of experts of which each rank gathers all."""
+    """What gains much over a mixture of experts of which each rank gathers all; or the fastest."""
     others = (
         rank_other_job(outlook, flags, changes, min_fit=min_fit)
         for flags, changes in outlook.engine.spread_experts(best).items()
     )
-    return tuple(
+    spread = tuple(
         other
         for other in others
         if other is not None
         and other.fit_probability >= min_fit
-        and other.speedup(outlook.job, best_s) >= _LEAST_GAIN_ELSEWHERE
         and other.has_files
         and not other.outlook.engine.spread_experts(other.candidate)
     )
+    much = (o for o in spread if o.speedup(outlook.job, best_s) >= LEAST_GAIN_ELSEWHERE)
+    return tuple(much) or tuple(sorted(spread, key=lambda other: other.step_time_s)[:1])
 
 
 def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
@@ -346,8 +350,8 @@ def predict_baseline(
     )
 
 
-def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
-    """The lattice on another fleet; rules that ask of the fleet are not asked again."""
+def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
+    """The job on the fleet of a wish, or a `JobError` where that is not one."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
@@ -355,13 +359,18 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
             did_you_mean(key, _CHANGES, most=1)
             + f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
-    other = _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
+    return _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
+
+
+def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
+    """The lattice on another fleet; rules that ask of the fleet are not asked again."""
+    other = _elsewhere(outlook, wish)
     found = other.predict(outlook.lattice.candidates)
     setbacks = other.setbacks(outlook.lattice.candidates)
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(
-        change=f"{key}={value}",
+        change=wish.replace(" ", ""),
         best=first,
         step_time_s=float(found.step_time_s[first]),
         fit_probability=float(found.fit_probability[first]),

@@ -20,6 +20,7 @@ from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
 from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
+from autotune.job.lengths import attended_tokens
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import Facts
@@ -29,7 +30,7 @@ from autotune.record.study import Recorded, Study, Trial
 from autotune.space.candidate import candidate_of
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_change
-from autotune.trial.scripts.lengths import batch_lengths, is_drawn
+from autotune.trial.scripts.lengths import is_drawn
 
 TABLE_VERSION = 5
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
@@ -223,9 +224,9 @@ def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
     return gpu.energy_j / (n_steps * spec.layout.global_batch)
 
 
-def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | None:
-    """FLOP/s of one device, dense, at the trial's precision; None where that is not known."""
-    if environment is None or spec.workload.precision == "fp32":
+def peak_flops_of(precision: str, environment: Environment | None) -> float | None:
+    """FLOP/s of one device, dense, that MFU is a share of; None where that is not known."""
+    if environment is None or precision == "fp32":
         return None
     return environment.peak_flops or None
 
@@ -311,24 +312,21 @@ def _throughput_cells(
     samples_per_s = result.samples_per_s or 0.0
     lengths, seq_len = spec.workload.lengths, spec.workload.seq_len
     tokens_per_s = padded_tokens_per_s = samples_per_s * seq_len
-    # Tokens that an average token of a batch attends among, itself included.
-    attended: float = seq_len
+    attended = attended_tokens(lengths, spec.layout.global_batch, seq_len)
     if spec.workload.command or is_drawn(lengths):
         if result.tokens_per_step is None or result.padded_tokens_per_step is None:
             return {}
         steps_per_s = samples_per_s / spec.layout.global_batch
         tokens_per_s = result.tokens_per_step * steps_per_s
         padded_tokens_per_s = result.padded_tokens_per_step * steps_per_s
-        attended = result.padded_tokens_per_step / spec.layout.global_batch
-    if is_drawn(lengths):
-        drawn = batch_lengths(lengths, spec.layout.global_batch)
-        attended = sum(length * length for length in drawn) / sum(drawn)
+        if not is_drawn(lengths):
+            attended = result.padded_tokens_per_step / spec.layout.global_batch
     cells = {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": padded_tokens_per_s}
     if shape is None:
         return cells
     flops_per_s = train_flops_per_token(shape, attended) * tokens_per_s / spec.layout.world
     cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = peak_flops_of(spec, environment)
+    peak_flops = peak_flops_of(spec.workload.precision, environment)
     if peak_flops is not None:
         cells["mfu"] = flops_per_s / peak_flops
     return cells

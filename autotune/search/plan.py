@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.plugins import load_plugin
+from autotune.base.units import typed_seconds
 from autotune.contract import KnobValue, Origin, Role, Start
 from autotune.engines.base import find_engine
 from autotune.engines.launches.line import in_short
@@ -102,6 +103,14 @@ class Plan:
         """Seconds that the baseline, one trial, and the two of them compared take."""
         first_s = (self.baseline_trials + 1) * self.trial_s
         return first_s + 2 * MIN_ROUNDS * self.confirm_s
+
+    @property
+    def enough(self) -> str:
+        """A budget in whole minutes that has time for these: a share is kept to compare."""
+        compared_s = 2 * MIN_ROUNDS * self.confirm_s
+        rest_s = self.used_s + self.least_s - compared_s
+        least_s = max(compared_s / CONFIRM_SHARE, rest_s / (1 - CONFIRM_SHARE))
+        return typed_seconds(60 * math.ceil(least_s / 60))
 
     @property
     def trials_in_time(self) -> int | None:

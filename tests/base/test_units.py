@@ -8,6 +8,7 @@ from autotune.base.errors import JobError
 from autotune.base.units import (
     format_amount,
     format_bytes,
+    format_seconds,
     parse_bytes,
     parse_rate,
     parse_seconds,
@@ -39,6 +40,13 @@ def test_what_is_no_rate_is_named(text):
 @cases("size_bytes", "text")
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
+
+
+@cases("duration_s", "digits", "text")
+def test_a_duration_in_a_column_has_digits_that_tell_it_from_its_neighbour(
+    duration_s, digits, text
+):
+    assert format_seconds(duration_s, digits=digits) == text
 
 
 @pytest.mark.parametrize("text", ["20", "20x", "x"])

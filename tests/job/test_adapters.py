@@ -57,7 +57,7 @@ def test_a_trial_is_told_what_to_train(job: Job) -> None:
 def test_what_is_wrong_is_said_with_its_key(finetune: Any, says: str) -> None:
     error = complaint(finetune)
     assert error.message.startswith("job.yaml: finetune")
-    assert says in error.message
+    assert says in f"{error.message} {error.hint}"
     assert "finetune" in error.hint
 
 

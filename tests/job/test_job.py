@@ -40,6 +40,12 @@ def test_near_keys_are_named_where_one_is_unknown() -> None:
     assert error.hint == "did you mean global_batch? `autotune search --help` lists them"
 
 
+def test_what_is_allowed_is_said_once() -> None:
+    error = complaint(("precision",), precision="int8")
+    assert f"{error.message} {error.hint}".count("bf16") == 1
+    assert "))" not in complaint(("head_room",), head_room=20).hint
+
+
 def test_a_missing_key_names_its_flag() -> None:
     with pytest.raises(JobError, match="world is missing") as caught:
         make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")

@@ -13,7 +13,7 @@ import yaml
 
 from autotune.app.session import plan_search
 from autotune.app.studies import State, state_of
-from autotune.base.units import format_interval
+from autotune.base.units import format_interval, parse_seconds
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -331,6 +331,9 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     assert plan.total_s == 30
     text = printed(print_plan, plan, reasons=True)
     assert "30.0 s for all of it; a trial and" in text
+    assert f"--budget {plan.enough} has room for them" in " ".join(text.split())
+    enough_s = parse_seconds(plan.enough, where="--budget")
+    assert plan.least_s <= enough_s < 2 * plan.least_s + 60
 
 
 def test_a_plan_says_how_many_trials_the_time_has_room_for(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
     return {
         **judged_as_dict(found),
-        **figures_as_dict(found.outlook.job, found.prediction, 0, found.reach),
+        **figures_as_dict(found.outlook, found.prediction, 0, found.reach),
         "changes_training": [*changes_of(found.candidate, found.outlook.job)],
         "assumed": assumptions(found.outlook, found.reach, 0),
         **parts_as_dict(found.prediction, 0),

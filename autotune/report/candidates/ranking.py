@@ -15,6 +15,8 @@ from autotune.cost.errors import LEVEL, Margin
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
+from autotune.job.lengths import attended_tokens
+from autotune.job.model import train_flops_per_token
 from autotune.planning.choices import PROBABLE
 from autotune.planning.explained import Neighbour
 from autotune.planning.from_baseline import baseline_of, changes_from
@@ -22,7 +24,8 @@ from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
-from autotune.planning.ranking import Ranking
+from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking
+from autotune.record.table import peak_flops_of
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate
 from autotune.space.knob import knobs_of
@@ -83,7 +86,7 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     baseline, first = baseline_of(ranking), int(ranking.choices.firsts[0])
     if baseline is None:
         return None
-    figures = figures_as_dict(ranking.outlook.job, baseline.prediction, 0, baseline.reach)
+    figures = figures_as_dict(ranking.outlook, baseline.prediction, 0, baseline.reach)
     before_s, before_bytes = figures["pred_step_time_s"], figures["pred_peak_memory_bytes"]
     gain = before_s / float(ranking.prediction.step_time_s[first])
     spread = ranking.reach.take(np.array([first])).step_time.over(baseline.reach.step_time)
@@ -156,6 +159,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         **_of_hosts(ranking),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
+        "least_gain_elsewhere": LEAST_GAIN_ELSEWHERE,
         "even_shares": even_shares(ranking.outlook.lattice.context),
         "way": way_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
@@ -200,6 +204,7 @@ def forecast_values(
         "is_host_known": outlook.is_host_known,
         "lengths": job.lengths.describe(job.global_batch),
         "ends": reach.around(prediction, index),
+        "figures": figures_as_dict(outlook, prediction, index, reach),
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
         "length_doubt": outlook.length_doubt,
@@ -232,6 +237,7 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
         },
         "needs": ranking.outlook.needs(candidate),
         "asks": _asks(ranking, shown),
+        "gathering": list(ranking.outlook.engine.spread_experts(candidate)),
         "search": _searched(ranking, shown),
     }
 
@@ -328,9 +334,14 @@ def _parts(side: object, names: Mapping[str, str], total: float) -> dict[str, fl
     }
 
 
-def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin) -> dict[str, Any]:
+def figures_as_dict(
+    outlook: Outlook, prediction: Prediction, index: int, reach: Margin
+) -> dict[str, Any]:
     """Predictions for one candidate, with the ends of their intervals, for programs."""
-    step_time_s = float(prediction.step_time_s[index])
+    job, step_time_s = outlook.job, float(prediction.step_time_s[index])
+    attended = attended_tokens(job.lengths.as_spec(), job.global_batch, job.seq_len)
+    flops = train_flops_per_token(job.model.shape, attended) * job.tokens_per_batch / job.world
+    peak_flops = peak_flops_of(job.precision, outlook.environment)
     low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
     return {
         "pred_step_time_s": step_time_s,
@@ -338,6 +349,10 @@ def figures_as_dict(job: Job, prediction: Prediction, index: int, reach: Margin)
         "pred_step_time_high_s": high_s,
         "pred_samples_per_s": job.global_batch / step_time_s,
         "pred_tokens_per_s_per_gpu": job.tokens_per_batch / step_time_s / job.world,
+        "pred_tflops_per_gpu": flops / step_time_s / 1e12,
+        "pred_mfu": peak_flops and flops / step_time_s / peak_flops,
+        "pred_mfu_low": peak_flops and flops / high_s / peak_flops,
+        "pred_mfu_high": peak_flops and flops / low_s / peak_flops,
         "pred_peak_memory_bytes": float(prediction.peak_memory_bytes[index]),
         "pred_peak_memory_low_bytes": low_bytes,
         "pred_peak_memory_high_bytes": high_bytes,
@@ -355,7 +370,7 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     index = int(ranking.choices.firsts[rank - 1])
     found, price = ranking.prediction, ranking.price_per_hour
-    figures = figures_as_dict(ranking.outlook.job, found, index, ranking.reach)
+    figures = figures_as_dict(ranking.outlook, found, index, ranking.reach)
     hours = 1e9 / figures["pred_tokens_per_s_per_gpu"] / 3600
     return {
         "rank": rank,

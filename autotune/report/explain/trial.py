@@ -83,7 +83,9 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
         ],
         flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
         rerun=[float(end) for end in ends if not pd.isna(end)],
-        peak_flops=peak_flops_of(trial.spec, report.facts.environment_at(number)),
+        peak_flops=peak_flops_of(
+            trial.spec.workload.precision, report.facts.environment_at(number)
+        ),
     )
 
 
