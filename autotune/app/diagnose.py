@@ -1,8 +1,10 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import flag, switch
 from autotune.base.units import format_bytes
-from autotune.contract import KnobValue, Role, TrialResult
+from autotune.contract import KnobValue, Role
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.cost.problem import has_shape
@@ -37,6 +39,8 @@ from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
+_Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
+"""By the knob that changes and its value."""
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
 N_CHANGES = 5
@@ -97,6 +101,9 @@ def diagnose(
             f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
         )
     explanation = _explained(study, 0 if first is None else first.number, notes)
+    changes: _Changes = {}
+    if steering is not None and result.step_time_s:
+        changes = _changes(session, steering, history, baseline, result.step_time_s)
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
@@ -107,14 +114,24 @@ def diagnose(
         result=result,
         row=_row_of(study),
         memory_bytes=_memory_of(session, baseline),
-        explanation=explanation,
+        explanation=explanation and _without_slower(explanation, changes),
         remarks=remarks,
         is_predicted=steering is not None,
-        changes=()
-        if steering is None
-        else tuple(_changes(session, steering, history, baseline, result)),
+        changes=_best_of(changes),
         notes=tuple(notes),
+        search=_search_command(command, {**flags, "results": results, "fleet": fleet}),
     )
+
+
+def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
+    """The search of the same command, in the flags that were given and are no default."""
+    words = ["autotune", "search"]
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(switch(name, on=value))
+        elif str(value) not in (name, "local"):  # results/ and this machine
+            words += [flag(name), str(value)]
+    return f"{shlex.join(words)} -- {in_short(command)}"
 
 
 def _settings_of_script(script: Observed) -> dict[str, Any]:
@@ -202,23 +219,23 @@ def _changes(
     steering: Steering,
     history: History,
     baseline: Candidate,
-    result: TrialResult,
-) -> list[ProposedChange]:
-    """The changes of one knob that are predicted to be worth most, each with what suits it."""
-    found: dict[tuple[tuple[str, KnobValue], ...], ProposedChange] = {}
+    step_time_s: float,
+) -> _Changes:
+    """What is predicted of each change of one knob that fits, with what suits it best."""
+    # What disturbs the run, and what the model misses everywhere, is no gain of any change.
+    steering = steering.scaled_to(baseline, step_time_s)
+    now_s = steering.predict(history, baseline).step_time_s
+    limit = steering.objective.allowed_bytes
+    found: _Changes = {}
     for place, candidate in enumerate(session.lattice.candidates):
         changed = _changed(baseline, candidate)
-        if len(changed) != 1 or not result.step_time_s:
-            continue
-        if not session.lattice.is_legal(place):
+        if len(changed) != 1 or not session.lattice.is_legal(place):
             continue
         predicted = steering.predict(history, candidate)
-        limit = steering.objective.allowed_bytes
         if limit is not None and predicted.peak_memory_bytes > limit:
             continue
-        now_s = result.step_time_s
         gain = now_s / predicted.step_time_s
-        if gain <= 1 or (changed in found and found[changed].gain >= gain):
+        if changed in found and found[changed].gain >= gain:
             continue
         found[changed] = ProposedChange(
             settings=describe_difference(candidate, baseline, session.engine.context),
@@ -230,7 +247,24 @@ def _changes(
             peak_memory_low_bytes=predicted.peak_memory_low_bytes,
             peak_memory_high_bytes=predicted.peak_memory_high_bytes,
         )
-    return sorted(found.values(), key=lambda change: -change.gain)[:N_CHANGES]
+    return found
+
+
+def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
+    """Those that are predicted to gain, best first; a gain that shows as 1.00x is none."""
+    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
+    return tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES])
+
+
+def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:
+    """The explanation without untried advice that is predicted to be slower."""
+    slower = {key for key, change in changes.items() if change.gain < 1}
+    kept = [
+        advice
+        for advice in explanation.advice
+        if advice.tried is not None or ((advice.knob, advice.after),) not in slower
+    ]
+    return replace(explanation, advice=kept)
 
 
 def _changed(baseline: Candidate, candidate: Candidate) -> tuple[tuple[str, KnobValue], ...]:

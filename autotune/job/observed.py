@@ -363,7 +363,11 @@ class Observed(Stored):
             found["grad_accum"] = "the script's own passes"
         by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
-        found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
+        by_nobody = by_default
+        if self.precision == "fp32" and self.framework != "accelerate":
+            switch = next((name for name in ("bf16", "fp16") if name in self.arguments), "")
+            by_nobody = f"argument {switch}" if switch else "DeepSpeed's default"
+        found["precision"] = by_key if by_switch else by_argument(self.precision, by_nobody)
         is_argument = self.description.get("optimizer_by_arguments")
         brought = "argument optim" if is_argument else "the script's code"
         found["optimizer"] = by_file("optimizer.type") if "optimizer" in self.config else brought

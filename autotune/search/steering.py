@@ -221,6 +221,17 @@ class Steering:
         found.__dict__["_lattice_forecast"] = self._lattice_forecast
         return found
 
+    def scaled_to(self, candidate: Candidate, step_time_s: float) -> "Steering":
+        """The same, with all its times by one factor: it expects this one of a candidate."""
+        factor = step_time_s / self.predict(History(), candidate).step_time_s
+
+        def scaled(predicted: Forecast) -> Forecast:
+            return replace(predicted, seconds=predicted.seconds * factor)
+
+        found = replace(self, forecaster=lambda candidates: scaled(self.forecaster(candidates)))
+        found.__dict__["_lattice_forecast"] = scaled(self._lattice_forecast)
+        return found
+
     @cached_property
     def above_host(self) -> frozenset[str]:
         """Hashes of the lattice's candidates that the host's memory is certain not to hold.

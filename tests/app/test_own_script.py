@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.diagnose import _changes, diagnose
+from autotune.app.diagnose import _best_of, _changes, _without_slower, diagnose
 from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
@@ -39,6 +39,7 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
+from autotune.report.explain.trial import Explanation
 from autotune.report.story import read_story
 from autotune.report.terminal.study import print_plan
 from autotune.report.terminal.tables import print_told
@@ -284,6 +285,26 @@ def test_other_work_beside_the_command_is_told(diagnosed: Diagnosed) -> None:
     assert said.as_dict()["disturbed"] == why
 
 
+@pytest.mark.usefixtures("launchers")
+def test_a_slow_run_is_no_gain_of_any_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forecasts of a change and of the command are compared, and its run scales both."""
+    gains = []
+    for name, factor in (("calm", 1), ("disturbed", 20)):
+        (tmp_path / name).mkdir()
+        result = observed(TRAINER).result
+        keys = ("step_time_s", "step_time_low_s", "step_time_high_s", "wall_s")
+        times = {key: factor * result[key] for key in keys}
+        times["step_times_s"] = [factor * step_s for step_s in result["step_times_s"]]
+        command, folder = studied(tmp_path / name / "results", result={**result, **times})
+        monkeypatch.chdir(folder)
+        said = diagnose(command, SMALL, results=folder.parent / "results", fresh=False, note=print)
+        gains.append({change.settings: change.gain for change in said.changes})
+    assert gains[0]
+    assert gains[1] == pytest.approx(gains[0])
+
+
 def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage brings knobs that stage 0 has not: all of its candidates are one change."""
 
@@ -291,6 +312,7 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
         return Candidate.of({"micro_batch": 4, **values}, world=2, global_batch=8)
 
     steps_s = {
+        candidate(stage=0): 1.0,
         candidate(stage=1, offload="none"): 0.8,
         candidate(stage=1, offload="cpu"): 0.5,
         candidate(stage=2, offload="cpu"): 0.6,
@@ -310,13 +332,21 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
     engine = SimpleNamespace(context=None, edits_in_words=lambda _: ())
     session: Any = SimpleNamespace(lattice=lattice, engine=engine)
     steering: Any = SimpleNamespace(predict=predict, objective=SimpleNamespace(allowed_bytes=None))
-    result: Any = SimpleNamespace(step_time_s=1.0)
+    steering.scaled_to = lambda *_: steering
     history: Any = None
-    changes = _changes(session, steering, history, candidate(stage=0), result)
-    assert [(change.settings, round(change.gain, 2)) for change in changes] == [
+    changes = _changes(session, steering, history, candidate(stage=0), 1.0)
+    assert [(change.settings, round(change.gain, 2)) for change in _best_of(changes)] == [
         ("1", 2.0),
         ("2", 1.67),
     ]
+    advice: Any = [SimpleNamespace(knob="stage", after=at, tried=None) for at in (1, 3)]
+    others: Any = dict.fromkeys(("spec", "result", "diagnosis", "bottleneck"))
+    explanation = Explanation(
+        trial=0, advice=advice, peak_flops=None, flops_per_s=None, rerun=(), **others
+    )
+    slower: Any = {(("stage", 3),): SimpleNamespace(gain=0.9)}
+    kept = _without_slower(explanation, {**changes, **slower}).advice
+    assert [one.after for one in kept] == [1], "no advice that the forecast contradicts"
 
 
 def test_the_parts_of_a_commands_memory_are_the_predicted_peak(diagnosed: Diagnosed) -> None:

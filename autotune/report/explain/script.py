@@ -57,6 +57,8 @@ class ScriptDiagnosis:
     """Whether any change could be predicted."""
     notes: tuple[str, ...] = field(default=())
     """What could not be said, and why."""
+    search: str = ""
+    """The search that goes on from it, as a command; empty: nobody typed one."""
 
     def as_dict(self) -> dict[str, Any]:
         """As `diagnose --json` prints it."""
@@ -82,11 +84,16 @@ def describe_script(diagnosis: ScriptDiagnosis) -> list[Fact]:
         {
             "diagnosis": diagnosis,
             "speeds": [*_speeds(diagnosis)],
+            "mean_tokens": _ratio(diagnosis.row, "tokens_per_s", "samples_per_s"),
             "host_bytes": memory_bytes.pop("host", 0.0),
             "parts": {MEMORY_PARTS[f"{name}_bytes"]: size for name, size in memory_bytes.items()},
             "facts": [] if explanation is None else describe(explanation),
         },
     )
+
+
+def _ratio(row: Mapping[str, Any], above: str, below: str) -> float | None:
+    return row[above] / row[below] if row.get(above) and row.get(below) else None
 
 
 def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:
