@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
@@ -67,6 +68,20 @@ def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
     assert "no_such_module:Engine cannot be loaded" in note
     with pytest.raises(JobError, match="cannot be loaded"):
         _job_in_words(["python", "train.py"], tmp_path, "broken", notes.append)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2 --nproc-per-node 2 train.py",
+        "srun -N 2 torchrun --nproc-per-node 2 train.py",
+        "bash -c 'deepspeed --num_nodes 2 --num_gpus 2 train.py'",
+        "accelerate launch --num_machines 2 --num_processes 4 train.py",
+    ],
+)
+def test_a_command_of_several_nodes_is_refused_before_it_waits(command: str) -> None:
+    with pytest.raises(JobError, match="on 2 nodes"):
+        ranks_in_words(shlex.split(command))
 
 
 @cases("command", "variable", "world")

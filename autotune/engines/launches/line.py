@@ -89,6 +89,8 @@ class Ranks:
     tasks: int | None = None
     """Tasks that `srun` starts, each with the launcher or the script."""
     tasks_per_node: int | None = None
+    nodes: int | None = None
+    """Nodes on which `srun` starts them."""
     gpus: int | None = None
     """GPUs of a node that the job asks for."""
     starter: str = ""
@@ -99,6 +101,12 @@ class Ranks:
 
     default: str = ""
     """Defaults of variables of which the count is made, in words; empty: it is of none."""
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of its ranks, as far as it says."""
+        told = self.world // self.per_node if self.world and self.per_node else 1
+        return max(told, self.nodes or 1)
 
     @property
     def by_default(self) -> str:
@@ -239,6 +247,7 @@ def ranks_of(
         launcher=parts.kind,
         tasks=tasks,
         tasks_per_node=tasks_per_node,
+        nodes=slurm.nodes_of(before, step),
         gpus=slurm.gpus_per_node(step) or gpus,
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name

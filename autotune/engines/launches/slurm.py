@@ -42,8 +42,12 @@ def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 
 def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Tasks that `srun` among some words starts, all and by node; None: it does not say."""
-    is_srun = any(PurePath(word).name == "srun" for word in words)
-    return _tasks(step) if is_srun else (None, None)
+    return _tasks(step) if _behind("srun", words) else (None, None)
+
+
+def nodes_of(words: Sequence[str], step: Mapping[str, str]) -> int | None:
+    """Nodes on which `srun` among some words starts its tasks; None: it does not say."""
+    return _count(step.get("nodes", "")) if _behind("srun", words) else None
 
 
 def gpus_per_node(step: Mapping[str, str]) -> int | None:
