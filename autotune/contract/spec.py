@@ -201,6 +201,21 @@ class TrialSpec(Stored):
     provenance: Provenance = Provenance()
     schema_version: int = SPEC_SCHEMA_VERSION
 
+    @property
+    def knobs(self) -> dict[str, KnobValue]:
+        """The candidate's knobs as the engine gets them.
+
+        A size above which all run alike stands in the candidate for larger ones too.
+        """
+
+        def larger(name: str, value: KnobValue) -> KnobValue:
+            held = self.engine.expected.get(name.rpartition(".")[2])
+            if type(value) is int and isinstance(held, (int, float)):
+                return max(value, int(held))
+            return value
+
+        return {name: larger(name, value) for name, value in self.identity.knobs.items()}
+
     def check(self) -> None:
         for name in ("retry_of", "repeat_of"):
             earlier = getattr(self.provenance, name)

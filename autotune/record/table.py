@@ -262,7 +262,7 @@ def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
         for name in names
     }
     row |= {"role": str(spec.identity.role), "trial": spec.identity.number}
-    row |= {name: value for name, value in spec.identity.knobs.items() if name not in row}
+    row |= {name: value for name, value in spec.knobs.items() if name not in row}
     if "lora" in spec.workload.model:
         row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)
     row["lengths"] = spec.workload.lengths.get("kind", "fixed")
