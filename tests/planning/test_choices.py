@@ -161,6 +161,12 @@ def test_strain_counts_degrees(outlook):
     assert (strain[plain], strain[wide]) == (0, 1)
 
 
+def test_of_equally_fast_layouts_one_without_a_pipeline_is_plainer():
+    keys = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
+    first = of_row(rank_lattice(open_outlook(None, {**keys, "engine": "megatron"}, H100)), 1)
+    assert (first["tp"], first["pp"]) == (2, 1)
+
+
 def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_surely(mixture):
     ranking, _ = mixture
     found, choices = ranking.prediction, ranking.choices
