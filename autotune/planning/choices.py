@@ -147,9 +147,9 @@ def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) ->
 def strain_of(plans: Plans) -> NDArray[np.float64]:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
-    What is offloaded counts as a degree, and a pipeline as a second one: its stages and chunks have
-    to be laid out. Exotic are sequences that are shared below 16k tokens,
-    and tensor parallelism that leaves the linked devices.
+    What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
+    have to be laid out. Exotic are sequences that are shared below 16k tokens, and tensor
+    parallelism that leaves the linked devices.
     """
     n = len(plans)
     strain = np.zeros(n)
