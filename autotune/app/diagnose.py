@@ -40,7 +40,6 @@ from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
 _Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
-"""By the knob that changes and its value."""
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
 N_CHANGES = 5
@@ -69,11 +68,11 @@ def diagnose(
     if script is None:  # its arguments tell what it trains: it is the job's baseline
         assert job.baseline is not None
         engine, baseline = session.engine.baseline(job.baseline)
-        settings, origins = _settings_of(session, baseline), {}
+        origins: Mapping[str, str] = {}
         remarks = tuple(engine.not_carried(baseline, "your command"))
     else:
         engine, baseline = session.engine, own_candidate(session)
-        settings, origins = _settings_of_script(script), script.origins
+        origins = script.origins
         remarks = tuple(engine.remarks())
     study.lock()
     try:
@@ -101,18 +100,20 @@ def diagnose(
             f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
         )
     explanation = _explained(study, 0 if first is None else first.number, notes)
-    changes: _Changes = {}
+    changes, table = _Changes(), read_story(study).table[:1]
     if steering is not None and result.step_time_s:
-        changes = _changes(session, steering, history, baseline, result.step_time_s)
+        # What disturbs the run, and what the model misses everywhere, is no gain of any change.
+        scaled = steering.scaled_to(baseline, result.step_time_s)
+        changes = _changes(session, scaled, history, baseline)
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
         framework=engine.name if script is None else script.framework,
         model=job.model.name,
-        settings=settings,
+        settings=_settings_of(session, baseline),
         origins=origins,
         result=result,
-        row=_row_of(study),
+        row=json.loads(table.to_json(orient="records", date_format="iso"))[0],
         memory_bytes=_memory_of(session, baseline),
         explanation=explanation and _without_slower(explanation, changes),
         remarks=remarks,
@@ -134,34 +135,25 @@ def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
     return f"{shlex.join(words)} -- {in_short(command)}"
 
 
-def _settings_of_script(script: Observed) -> dict[str, Any]:
-    """What a command trains with, as its first run showed it."""
-    return {
-        "world": script.world,
-        "micro_batch": script.micro_batch,
-        "grad_accum": script.grad_accum,
-        "global_batch": script.global_batch,
-        "tokens_per_sample": script.seq_len if script.has_tokens else None,
-        "precision": script.precision,
-        "optimizer": script.description.get("optimizer"),
-        "n_params": script.description.get("n_params"),
-        "n_params_frozen": script.description.get("n_params_frozen"),
-    }
-
-
 def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
-    """The same of a command whose arguments tell it."""
-    job = session.job
+    """What a command trains with, as its arguments tell or its first run showed it."""
+    job, script = session.job, session.job.script
+    seen: dict[str, Any] = {}
+    if script is not None:
+        names = ("optimizer", "n_params", "n_params_frozen")
+        seen = {name: script.description.get(name) for name in names}
+        seen |= {"micro_batch": script.micro_batch, "grad_accum": script.grad_accum}
     return {
         "world": job.world,
         "micro_batch": baseline.micro_batch,
         "grad_accum": baseline.grad_accum,
         "global_batch": job.global_batch,
-        "tokens_per_sample": job.seq_len,
+        "tokens_per_sample": job.seq_len if script is None or script.has_tokens else None,
         "precision": job.precision,
         "optimizer": str(job.optimizer.get("type", "Adam")),
         "n_params": job.model.shape.n_params,
         "n_params_frozen": 0,
+        **seen,
     }
 
 
@@ -192,12 +184,6 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
         return None
 
 
-def _row_of(study: Study) -> dict[str, Any]:
-    first = read_story(study).table[:1]
-    row: dict[str, Any] = json.loads(first.to_json(orient="records", date_format="iso"))[0]
-    return row
-
-
 def _run_own(
     session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
 ) -> None:
@@ -215,15 +201,9 @@ def _run_own(
 
 
 def _changes(
-    session: Session,
-    steering: Steering,
-    history: History,
-    baseline: Candidate,
-    step_time_s: float,
+    session: Session, steering: Steering, history: History, baseline: Candidate
 ) -> _Changes:
     """What is predicted of each change of one knob that fits, with what suits it best."""
-    # What disturbs the run, and what the model misses everywhere, is no gain of any change.
-    steering = steering.scaled_to(baseline, step_time_s)
     now_s = steering.predict(history, baseline).step_time_s
     limit = steering.objective.allowed_bytes
     found: _Changes = {}
@@ -260,9 +240,7 @@ def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:
     """The explanation without untried advice that is predicted to be slower."""
     slower = {key for key, change in changes.items() if change.gain < 1}
     kept = [
-        advice
-        for advice in explanation.advice
-        if advice.tried is not None or ((advice.knob, advice.after),) not in slower
+        a for a in explanation.advice if a.tried is not None or ((a.knob, a.after),) not in slower
     ]
     return replace(explanation, advice=kept)
 

@@ -350,11 +350,7 @@ def own_candidate(session: Session) -> Candidate:
 
 
 def ranks_in_words(command: Sequence[str]) -> int | None:
-    """Ranks that a command says it starts.
-
-    Raises:
-        JobError: It starts them on several nodes: it would wait for the others.
-    """
+    """Ranks that a command says it starts; one of several nodes would wait for the others."""
     words = filled_in(list(command), {})
     world, n_nodes = find_engine(DEFAULT_ENGINE).ranks_of_command(words, Path.cwd())
     if n_nodes > 1:

@@ -203,18 +203,13 @@ class TrialSpec(Stored):
 
     @property
     def knobs(self) -> dict[str, KnobValue]:
-        """The candidate's knobs as the engine gets them.
-
-        A size above which all run alike stands in the candidate for larger ones too.
-        """
-
-        def larger(name: str, value: KnobValue) -> KnobValue:
-            held = self.engine.expected.get(name.rpartition(".")[2])
-            if type(value) is int and isinstance(held, (int, float)):
-                return max(value, int(held))
-            return value
-
-        return {name: larger(name, value) for name, value in self.identity.knobs.items()}
+        """The candidate's knobs; of a size that stands for all larger ones, what is written."""
+        found, held = dict(self.identity.knobs), self.engine.expected
+        for name, value in found.items():
+            size = held.get(name.rpartition(".")[2])
+            if type(value) is int and isinstance(size, (int, float)):
+                found[name] = max(value, int(size))
+        return found
 
     def check(self) -> None:
         for name in ("retry_of", "repeat_of"):

@@ -54,7 +54,6 @@ _UNKNOWN_KILLER = (
 )
 
 _DOING = {Phase.WARM_UP: "while warming up", Phase.MEASURED: "while measuring"}
-"""Phases that are no places, in words."""
 _IN_A_COLLECTIVE = ", at distributed_c10d.py:"
 
 _STACK_OF_SIGNALLED_THREAD = re.compile(

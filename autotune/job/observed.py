@@ -363,10 +363,8 @@ class Observed(Stored):
             found["grad_accum"] = "the script's own passes"
         by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
-        by_nobody = by_default
-        if self.precision == "fp32" and self.framework != "accelerate":
-            switch = next((name for name in ("bf16", "fp16") if name in self.arguments), "")
-            by_nobody = f"argument {switch}" if switch else "DeepSpeed's default"
+        is_unset = self.precision == "fp32" and self.framework != "accelerate"
+        by_nobody = by_argument("bf16", "DeepSpeed's default") if is_unset else by_default
         found["precision"] = by_key if by_switch else by_argument(self.precision, by_nobody)
         is_argument = self.description.get("optimizer_by_arguments")
         brought = "argument optim" if is_argument else "the script's code"

@@ -225,12 +225,11 @@ class Steering:
         """The same, with all its times by one factor: it expects this one of a candidate."""
         factor = step_time_s / self.predict(History(), candidate).step_time_s
 
-        def scaled(predicted: Forecast) -> Forecast:
-            return replace(predicted, seconds=predicted.seconds * factor)
+        def scaled(candidates: Sequence[Candidate]) -> Forecast:
+            found = self.forecast(candidates)
+            return replace(found, seconds=found.seconds * factor)
 
-        found = replace(self, forecaster=lambda candidates: scaled(self.forecaster(candidates)))
-        found.__dict__["_lattice_forecast"] = scaled(self._lattice_forecast)
-        return found
+        return replace(self, forecaster=scaled)
 
     @cached_property
     def above_host(self) -> frozenset[str]:

@@ -347,9 +347,8 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
     engine = SimpleNamespace(context=None, edits_in_words=lambda _: ())
     session: Any = SimpleNamespace(lattice=lattice, engine=engine)
     steering: Any = SimpleNamespace(predict=predict, objective=SimpleNamespace(allowed_bytes=None))
-    steering.scaled_to = lambda *_: steering
     history: Any = None
-    changes = _changes(session, steering, history, candidate(stage=0), 1.0)
+    changes = _changes(session, steering, history, candidate(stage=0))
     assert [(change.settings, round(change.gain, 2)) for change in _best_of(changes)] == [
         ("1", 2.0),
         ("2", 1.67),

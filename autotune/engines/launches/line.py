@@ -105,8 +105,8 @@ class Ranks:
     @property
     def n_nodes(self) -> int:
         """Nodes of its ranks, as far as it says."""
-        told = self.world // self.per_node if self.world and self.per_node else 1
-        return max(told, self.nodes or 1)
+        told = self.world and self.per_node and self.world // self.per_node
+        return max(told or 1, self.nodes or 1)
 
     @property
     def by_default(self) -> str:
@@ -241,13 +241,13 @@ def ranks_of(
     parts, variables = parts_of(words), variables or {}
     before = [*within, *words[: parts.script_at]]
     step = slurm.step_of(before, options or {})
-    tasks, tasks_per_node = slurm.tasks_of(before, step)
+    tasks, tasks_per_node, nodes = slurm.tasks_of(before, step)
     gpus = next((_counted(variables[name]) for name in _GPUS_OF_NODE if name in variables), None)
     ranks = Ranks(
         launcher=parts.kind,
         tasks=tasks,
         tasks_per_node=tasks_per_node,
-        nodes=slurm.nodes_of(before, step),
+        nodes=nodes,
         gpus=slurm.gpus_per_node(step) or gpus,
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name

@@ -84,16 +84,11 @@ def describe_script(diagnosis: ScriptDiagnosis) -> list[Fact]:
         {
             "diagnosis": diagnosis,
             "speeds": [*_speeds(diagnosis)],
-            "mean_tokens": _ratio(diagnosis.row, "tokens_per_s", "samples_per_s"),
             "host_bytes": memory_bytes.pop("host", 0.0),
             "parts": {MEMORY_PARTS[f"{name}_bytes"]: size for name, size in memory_bytes.items()},
             "facts": [] if explanation is None else describe(explanation),
         },
     )
-
-
-def _ratio(row: Mapping[str, Any], above: str, below: str) -> float | None:
-    return row[above] / row[below] if row.get(above) and row.get(below) else None
 
 
 def _speeds(diagnosis: ScriptDiagnosis) -> Iterator[str]:
