@@ -1,8 +1,10 @@
 """One run of a user's own command: where its time and memory go, and what would change that."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from autotune.app.run import begin_study
 from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
-from autotune.base.flags import switch
+from autotune.base.flags import flag, switch
 from autotune.base.units import format_bytes
-from autotune.contract import KnobValue, Role, TrialResult
+from autotune.contract import KnobValue, Role
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.cost.problem import has_shape
@@ -37,6 +39,7 @@ from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference
 
+_Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
 N_CHANGES = 5
@@ -65,11 +68,11 @@ def diagnose(
     if script is None:  # its arguments tell what it trains: it is the job's baseline
         assert job.baseline is not None
         engine, baseline = session.engine.baseline(job.baseline)
-        settings, origins = _settings_of(session, baseline), {}
+        origins: Mapping[str, str] = {}
         remarks = tuple(engine.not_carried(baseline, "your command"))
     else:
         engine, baseline = session.engine, own_candidate(session)
-        settings, origins = _settings_of_script(script), script.origins
+        origins = script.origins
         remarks = tuple(engine.remarks())
     study.lock()
     try:
@@ -95,50 +98,60 @@ def diagnose(
     if result is None:
         raise StudyError.of("app.command_not_run", study=study, fresh=switch("fresh"))
     explanation = _explained(study, 0 if first is None else first.number, notes)
+    changes, table = _Changes(), read_story(study).table[:1]
+    if steering is not None and result.step_time_s:
+        # What disturbs the run, and what the model misses everywhere, is no gain of any change.
+        scaled = steering.scaled_to(baseline, result.step_time_s)
+        changes = _changes(session, scaled, history, baseline)
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
         framework=engine.name if script is None else script.framework,
         model=job.model.name,
-        settings=settings,
+        settings=_settings_of(session, baseline),
         origins=origins,
         result=result,
-        row=_row_of(study),
+        row=json.loads(table.to_json(orient="records", date_format="iso"))[0],
         memory_bytes=_memory_of(session, baseline),
-        explanation=explanation,
+        explanation=explanation and _without_slower(explanation, changes),
         remarks=remarks,
         is_predicted=steering is not None,
-        changes=()
-        if steering is None
-        else tuple(_changes(session, steering, history, baseline, result)),
+        changes=_best_of(changes),
         notes=tuple(notes),
+        search=_search_command(command, {**flags, "results": results, "fleet": fleet}),
     )
 
 
-_SHARES = ("world", "global_batch", "precision")
-"""What both a script and a job are called by."""
-
-
-def _settings_of_script(script: Observed) -> dict[str, Any]:
-    """What a command trains with, as its first run showed it."""
-    read_off = ("optimizer", "n_params", "n_params_frozen")
-    return {
-        **{name: getattr(script, name) for name in (*_SHARES, "micro_batch", "grad_accum")},
-        "tokens_per_sample": script.seq_len if script.has_tokens else None,
-        **{name: script.description.get(name) for name in read_off},
-    }
+def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
+    """The search of the same command, in the flags that were given and are no default."""
+    words = ["autotune", "search"]
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(switch(name, on=value))
+        elif str(value) not in (name, "local"):  # results/ and this machine
+            words += [flag(name), str(value)]
+    return f"{shlex.join(words)} -- {in_short(command)}"
 
 
 def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
-    """The same of a command whose arguments tell it."""
-    job = session.job
+    """What a command trains with, as its arguments tell or its first run showed it."""
+    job, script = session.job, session.job.script
+    seen: dict[str, Any] = {}
+    if script is not None:
+        names = ("optimizer", "n_params", "n_params_frozen")
+        seen = {name: script.description.get(name) for name in names}
+        seen |= {"micro_batch": script.micro_batch, "grad_accum": script.grad_accum}
     return {
-        **{name: getattr(job, name) for name in _SHARES},
-        **{name: getattr(baseline, name) for name in ("micro_batch", "grad_accum")},
-        "tokens_per_sample": job.seq_len,
+        "world": job.world,
+        "micro_batch": baseline.micro_batch,
+        "grad_accum": baseline.grad_accum,
+        "global_batch": job.global_batch,
+        "tokens_per_sample": job.seq_len if script is None or script.has_tokens else None,
+        "precision": job.precision,
         "optimizer": str(job.optimizer.get("type", "Adam")),
         "n_params": job.model.shape.n_params,
         "n_params_frozen": 0,
+        **seen,
     }
 
 
@@ -164,12 +177,6 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
         return None
 
 
-def _row_of(study: Study) -> dict[str, Any]:
-    first = read_story(study).table[:1]
-    row: dict[str, Any] = json.loads(first.to_json(orient="records", date_format="iso"))[0]
-    return row
-
-
 def _run_own(
     session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
 ) -> None:
@@ -187,27 +194,21 @@ def _run_own(
 
 
 def _changes(
-    session: Session,
-    steering: Steering,
-    history: History,
-    baseline: Candidate,
-    result: TrialResult,
-) -> list[ProposedChange]:
-    """The changes of one knob that are predicted to be worth most, each with what suits it."""
-    found: dict[tuple[tuple[str, KnobValue], ...], ProposedChange] = {}
+    session: Session, steering: Steering, history: History, baseline: Candidate
+) -> _Changes:
+    """What is predicted of each change of one knob that fits, with what suits it best."""
+    now_s = steering.predict(history, baseline).step_time_s
+    limit = steering.objective.allowed_bytes
+    found: _Changes = {}
     for place, candidate in enumerate(session.lattice.candidates):
         changed = _changed(baseline, candidate)
-        if len(changed) != 1 or not result.step_time_s:
-            continue
-        if not session.lattice.is_legal(place):
+        if len(changed) != 1 or not session.lattice.is_legal(place):
             continue
         predicted = steering.predict(history, candidate)
-        limit = steering.objective.allowed_bytes
         if limit is not None and predicted.peak_memory_bytes > limit:
             continue
-        now_s = result.step_time_s
         gain = now_s / predicted.step_time_s
-        if gain <= 1 or (changed in found and found[changed].gain >= gain):
+        if changed in found and found[changed].gain >= gain:
             continue
         found[changed] = ProposedChange(
             settings=describe_difference(candidate, baseline, session.engine.context),
@@ -219,7 +220,22 @@ def _changes(
             peak_memory_low_bytes=predicted.peak_memory_low_bytes,
             peak_memory_high_bytes=predicted.peak_memory_high_bytes,
         )
-    return sorted(found.values(), key=lambda change: -change.gain)[:N_CHANGES]
+    return found
+
+
+def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
+    """Those that are predicted to gain, best first; a gain that shows as 1.00x is none."""
+    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
+    return tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES])
+
+
+def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:
+    """The explanation without untried advice that is predicted to be slower."""
+    slower = {key for key, change in changes.items() if change.gain < 1}
+    kept = [
+        a for a in explanation.advice if a.tried is not None or ((a.knob, a.after),) not in slower
+    ]
+    return replace(explanation, advice=kept)
 
 
 def _changed(baseline: Candidate, candidate: Candidate) -> tuple[tuple[str, KnobValue], ...]:

@@ -241,12 +241,12 @@ def observe(
     """Run a command as it is for a few steps, and keep what it showed in its study.
 
     Raises:
-        JobError: It was not measured.
+        JobError: It was not measured, or is of several nodes.
         StudyError: The study cannot be written.
         FleetError: The devices are not there.
     """
-    here = place.environment
-    named_world = flags.get("world") or ranks_in_words(command)
+    here, in_words = place.environment, ranks_in_words(command)
+    named_world = flags.get("world") or in_words
     # Ranks that it is likely to start, where it does not say; its first run tells.
     world = named_world or (CPU_WORLD if here.accelerator == "cpu" else here.n_devices)
     try_folder(study.folder, named=study.folder, hint=_other_folder())
@@ -350,9 +350,16 @@ def own_candidate(session: Session) -> Candidate:
 
 
 def ranks_in_words(command: Sequence[str]) -> int | None:
-    """Ranks that a command says it starts."""
+    """Ranks that a command says it starts; one of several nodes would wait for the others."""
     words = filled_in(list(command), {})
-    return find_engine(DEFAULT_ENGINE).ranks_of_command(words, Path.cwd())
+    world, n_nodes = find_engine(DEFAULT_ENGINE).ranks_of_command(words, Path.cwd())
+    if n_nodes > 1:
+        raise JobError(
+            f"the command starts its ranks on {n_nodes} nodes: commands are run on one node alone",
+            "give it with the ranks of one node, such as --nnodes 1; a search of a named model "
+            f"({flag('model')}) runs on several, with {flag('fleet')}",
+        )
+    return world
 
 
 def study_name(command: Sequence[str], folder: str) -> str:

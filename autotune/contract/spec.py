@@ -201,6 +201,16 @@ class TrialSpec(Stored):
     provenance: Provenance = Provenance()
     schema_version: int = SPEC_SCHEMA_VERSION
 
+    @property
+    def knobs(self) -> dict[str, KnobValue]:
+        """The candidate's knobs; of a size that stands for all larger ones, what is written."""
+        found, held = dict(self.identity.knobs), self.engine.expected
+        for name, value in found.items():
+            size = held.get(name.rpartition(".")[2])
+            if type(value) is int and isinstance(size, (int, float)):
+                found[name] = max(value, int(size))
+        return found
+
     def check(self) -> None:
         for name in ("retry_of", "repeat_of"):
             earlier = getattr(self.provenance, name)

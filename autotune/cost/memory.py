@@ -163,9 +163,9 @@ def _stage(
     shard = dense / s.shard_ranks + experts / s.expert_shard_ranks
     trained = p.trained_share
     params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
-    # Where DeepSpeed's Adam runs on the host, stage 3 hands gradients over as they come, and so does
-    # stage 2 in the last micro-batch; in those before it a rank keeps its own until the backward
-    # pass ends. Stage 1 keeps all of them until the step.
+    # Where DeepSpeed's Adam runs on the host, stage 3 hands gradients over as they come, and so
+    # does stage 2 in the last micro-batch; in those before it a rank keeps its own until the
+    # backward pass ends. Stage 1 keeps all of them until the step.
     # Source: DeepSpeed, stage_1_and_2.py (reduce_ready_partitions_and_remove_grads).
     accumulates = np.greater(p.grad_accum, 1)
     is_handed = sharded_2 * (1.0 - optimizer_on_device)

@@ -390,13 +390,12 @@ class EnginePlugin(ABC):
         """
         return None
 
-    def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
-        """Ranks that a command starts, by its words and its files; None: they do not say.
+    def ranks_of_command(self, command: Sequence[str], folder: Path) -> tuple[int | None, int]:
+        """Ranks that a command starts and their nodes, by its words and its files.
 
-        Raises:
-            JobError: A count in it is none.
+        Ranks are None where they do not say; nodes are then 1.
         """
-        return None
+        return None, 1
 
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether the optimizer of a candidate with these knobs runs on the host."""

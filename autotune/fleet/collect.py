@@ -53,6 +53,7 @@ _UNKNOWN_KILLER = (
     "person may have sent it"
 )
 
+_DOING = {Phase.WARM_UP: "while warming up", Phase.MEASURED: "while measuring"}
 _IN_A_COLLECTIVE = ", at distributed_c10d.py:"
 
 _STACK_OF_SIGNALLED_THREAD = re.compile(
@@ -220,7 +221,8 @@ def _timeout(
     after = " or after it" if spec.workload.command and slowest.phase is Phase.ENGINE_INIT else ""
     phase = f"{slowest.phase}{after}{places[slowest.rank]}"
     if stepped:
-        return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {phase}", where
+        doing = _DOING.get(slowest.phase, f"in {slowest.phase}") + places[slowest.rank]
+        return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended {doing}", where
     outcome = Outcome.LAUNCH if slowest.phase in (Phase.SPAWN, Phase.IMPORT) else Outcome.COMM
     return outcome, f"no first step after {after_s:.0f} s, hung in {phase}", where
 

@@ -363,7 +363,9 @@ class Observed(Stored):
             found["grad_accum"] = "the script's own passes"
         by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")
-        found["precision"] = by_key if by_switch else by_argument(self.precision, by_default)
+        is_unset = self.precision == "fp32" and self.framework != "accelerate"
+        by_nobody = by_argument("bf16", "DeepSpeed's default") if is_unset else by_default
+        found["precision"] = by_key if by_switch else by_argument(self.precision, by_nobody)
         is_argument = self.description.get("optimizer_by_arguments")
         brought = "argument optim" if is_argument else "the script's code"
         found["optimizer"] = by_file("optimizer.type") if "optimizer" in self.config else brought

@@ -151,15 +151,17 @@ def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) ->
 def strain_of(plans: Plans) -> NDArray[np.float64]:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
-    What is offloaded counts as a degree. Exotic are sequences that are shared below 16k tokens,
-    and tensor parallelism that leaves the linked devices; parameters on the host beside an
-    optimizer on the device too, over a link that nobody measured.
+    What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
+    have to be laid out. Exotic are sequences that are shared below 16k tokens, and tensor
+    parallelism that leaves the linked devices; parameters on the host beside an optimizer on the
+    device too, over a link that nobody measured.
     """
     n = len(plans)
     strain = np.zeros(n)
     for columns in _DEGREES.values():
         for name in columns:
             strain += _column(plans, name) > 1
+    strain += _column(plans, "pp") > 1
     for name in _SHARED:
         strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
     strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)

@@ -256,7 +256,7 @@ def _row(trial: Trial, study: str, facts: Facts, spread: Spread) -> dict[str, An
 
 def _asked_cells(spec: TrialSpec, known: Mapping[str, Any]) -> dict[str, Any]:
     """Cells of a trial's spec besides those that are known, its knobs included."""
-    row: dict[str, Any] = {n: v for n, v in spec.identity.knobs.items() if n not in known}
+    row: dict[str, Any] = {n: v for n, v in spec.knobs.items() if n not in known}
     row["role"] = str(spec.identity.role)
     if "lora" in spec.workload.model:
         row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)

@@ -90,8 +90,9 @@ class Story:
 
     @property
     def best_word(self) -> str:
-        """`best`, or what the objective makes of it."""
-        return chosen_word(self.objective.wish.name)
+        """`best`, or what the objective makes of it; a baseline that stands alone is no best."""
+        is_alone = self.is_both and self.is_baseline_alone
+        return "baseline" if is_alone else chosen_word(self.objective.wish.name)
 
     @cached_property
     def table(self) -> TrialTable:

@@ -218,7 +218,7 @@ class _StagedSearch:
             changed = False
             while has_more and not interrupt.draining and runner.n_running < stage.at_once:
                 run = stage.next_run()
-                if run is None:
+                if run is None or interrupt.draining:  # a proposal takes a while
                     has_more = False
                     break
                 self._start(run)

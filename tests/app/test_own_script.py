@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.diagnose import _changes, diagnose
+from autotune.app.diagnose import _best_of, _changes, _without_slower, diagnose
 from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
@@ -39,6 +40,7 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ScriptDiagnosis, describe_script
+from autotune.report.explain.trial import Explanation
 from autotune.report.story import read_story
 from autotune.report.terminal.study import print_plan
 from autotune.report.terminal.tables import print_told
@@ -66,6 +68,20 @@ def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
     assert "no_such_module:Engine cannot be loaded" in note
     with pytest.raises(JobError, match="cannot be loaded"):
         _job_in_words(["python", "train.py"], tmp_path, "broken", notes.append)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2 --nproc-per-node 2 train.py",
+        "srun -N 2 torchrun --nproc-per-node 2 train.py",
+        "bash -c 'deepspeed --num_nodes 2 --num_gpus 2 train.py'",
+        "accelerate launch --num_machines 2 --num_processes 4 train.py",
+    ],
+)
+def test_a_command_of_several_nodes_is_refused_before_it_waits(command: str) -> None:
+    with pytest.raises(JobError, match="on 2 nodes"):
+        ranks_in_words(shlex.split(command))
 
 
 @cases("command", "variable", "world")
@@ -284,6 +300,26 @@ def test_other_work_beside_the_command_is_told(diagnosed: Diagnosed) -> None:
     assert said.as_dict()["disturbed"] == why
 
 
+@pytest.mark.usefixtures("launchers")
+def test_a_slow_run_is_no_gain_of_any_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forecasts of a change and of the command are compared, and its run scales both."""
+    gains = []
+    for name, factor in (("calm", 1), ("disturbed", 20)):
+        (tmp_path / name).mkdir()
+        result = observed(TRAINER).result
+        keys = ("step_time_s", "step_time_low_s", "step_time_high_s", "wall_s")
+        times = {key: factor * result[key] for key in keys}
+        times["step_times_s"] = [factor * step_s for step_s in result["step_times_s"]]
+        command, folder = studied(tmp_path / name / "results", result={**result, **times})
+        monkeypatch.chdir(folder)
+        said = diagnose(command, SMALL, results=folder.parent / "results", fresh=False, note=print)
+        gains.append({change.settings: change.gain for change in said.changes})
+    assert gains[0]
+    assert gains[1] == pytest.approx(gains[0])
+
+
 def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage brings knobs that stage 0 has not: all of its candidates are one change."""
 
@@ -291,6 +327,7 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
         return Candidate.of({"micro_batch": 4, **values}, world=2, global_batch=8)
 
     steps_s = {
+        candidate(stage=0): 1.0,
         candidate(stage=1, offload="none"): 0.8,
         candidate(stage=1, offload="cpu"): 0.5,
         candidate(stage=2, offload="cpu"): 0.6,
@@ -310,13 +347,20 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
     engine = SimpleNamespace(context=None, edits_in_words=lambda _: ())
     session: Any = SimpleNamespace(lattice=lattice, engine=engine)
     steering: Any = SimpleNamespace(predict=predict, objective=SimpleNamespace(allowed_bytes=None))
-    result: Any = SimpleNamespace(step_time_s=1.0)
     history: Any = None
-    changes = _changes(session, steering, history, candidate(stage=0), result)
-    assert [(change.settings, round(change.gain, 2)) for change in changes] == [
+    changes = _changes(session, steering, history, candidate(stage=0))
+    assert [(change.settings, round(change.gain, 2)) for change in _best_of(changes)] == [
         ("1", 2.0),
         ("2", 1.67),
     ]
+    advice: Any = [SimpleNamespace(knob="stage", after=at, tried=None) for at in (1, 3)]
+    others: Any = dict.fromkeys(("spec", "result", "diagnosis", "bottleneck"))
+    explanation = Explanation(
+        trial=0, advice=advice, peak_flops=None, flops_per_s=None, rerun=(), **others
+    )
+    slower: Any = {(("stage", 3),): SimpleNamespace(gain=0.9)}
+    kept = _without_slower(explanation, {**changes, **slower}).advice
+    assert [one.after for one in kept] == [1], "no advice that the forecast contradicts"
 
 
 def test_the_parts_of_a_commands_memory_are_the_predicted_peak(diagnosed: Diagnosed) -> None:

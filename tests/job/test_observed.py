@@ -194,6 +194,22 @@ def test_an_optimizer_of_the_script_is_none_of_the_settings() -> None:
     assert observed(TRAINER).origins["optimizer"] == "ds_config.json"
 
 
+@pytest.mark.parametrize(
+    ("description", "dtype", "origin"),
+    [
+        (RAW, "fp32", "DeepSpeed's default"),
+        ({**RAW, "framework": "accelerate"}, "fp32", "accelerate's settings"),
+        ({**TRAINER, "arguments": {"bf16": False}}, "fp32", "argument bf16"),
+        (RAW, "bf16", "the script's code"),
+    ],
+)
+def test_a_precision_that_nobody_switched_on_is_the_default(
+    description: dict[str, Any], dtype: str, origin: str
+) -> None:
+    script = observed({**description, "config_written": {}}, read_back={"dtype": dtype})
+    assert script.origins["precision"] == origin
+
+
 SIZES = {"n_layers": 4, "hidden": 64, "ffn_hidden": 256, "n_heads": 4, "vocab": 1000}
 GATED_TIED = 4 * (4 * 64 * 64 + 3 * 64 * 256) + 1000 * 64
 

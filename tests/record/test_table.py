@@ -13,7 +13,14 @@ from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.engines.base import find_engine
 from autotune.job.model import train_flops_per_token
 from autotune.record.study import Study
-from autotune.record.table import SUMMARY, TABLE_VERSION, load_table, schema_of, write_table
+from autotune.record.table import (
+    SUMMARY,
+    TABLE_VERSION,
+    _asked_cells,
+    load_table,
+    schema_of,
+    write_table,
+)
 from tests import site_pages, snapshots
 from tests.report.test_terminal import finished
 from tests.search.scripted import GIB, make, realistic, search
@@ -101,6 +108,18 @@ def test_a_knob_has_one_name_and_no_other_column_has_it(engine: str):
     groups = json.loads(resources.files("autotune.record").joinpath("columns.json").read_text())
     others = groups["identity"] | groups["measured"] | groups["provenance"]
     assert not {*find_engine(engine).knobs} & {*others}
+
+
+def test_a_size_is_what_the_engine_gets(study: Study):
+    """A candidate has the least of the sizes that run alike, where a file may have more."""
+    spec = study.trials()[0].spec
+    knobs = {"reduce_bucket_size": 1000, "micro_batch": 4, "overlap_comm": True}
+    expected = {"reduce_bucket_size": 5e8, "micro_batch": 4, "overlap_comm": True}
+    identity = dataclasses.replace(spec.identity, knobs=knobs)
+    engine = dataclasses.replace(spec.engine, expected=expected)
+    spec = dataclasses.replace(spec, identity=identity, engine=engine)
+    assert spec.knobs == {**knobs, "reduce_bucket_size": 500_000_000}
+    assert _asked_cells(spec)["reduce_bucket_size"] == 500_000_000
 
 
 def test_a_measured_row(study: Study):

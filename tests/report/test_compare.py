@@ -104,13 +104,22 @@ def test_speed_decides_only_where_both_were_searched_for_it(
     assert "Use a" not in page
 
 
-@pytest.mark.parametrize(("origin", "told"), [("measured", "Use "), ("simulated", "Measure both")])
+@pytest.mark.parametrize(
+    ("origins", "told"),
+    [
+        (("measured", "measured"), "Use "),
+        (("measured", "simulated"), "Measure both before you choose: not all of these figures"),
+        (("simulated", "simulated"), "Measure both before you choose: none of these figures was"),
+    ],
+)
 def test_figures_that_were_not_measured_choose_nothing(
-    comparison: StudyComparison, origin: str, told: str
+    comparison: StudyComparison, origins: tuple[str, str], told: str
 ) -> None:
-    first, other = comparison.verdicts[0].sides
-    facts = dataclasses.replace(other.facts, origin=Origin(origin))
-    sides = (first, dataclasses.replace(other, facts=facts))
+    first, other = (
+        dataclasses.replace(story, facts=dataclasses.replace(story.facts, origin=Origin(origin)))
+        for story, origin in zip(comparison.verdicts[0].sides, origins, strict=True)
+    )
+    sides = (first, other)
     verdict = dataclasses.replace(
         comparison.verdicts[0], sides=sides, ratio=0.7, low=0.68, high=0.72, shares_baseline=True
     )

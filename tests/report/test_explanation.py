@@ -43,7 +43,7 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
     assert " samples/s in this run (95%: " in said["measured"]
     assert "by its steps, " in said["measured"]
     assert " for another run); " in said["measured"]
-    assert said["collectives"].startswith("of another step, in which each is waited for")
+    assert said["collectives"].startswith("timed one by one in a further step")
     assert said["step"].startswith(
         "forward 12%, backward 24%, communication 60%, data 4% on rank 1"
     )

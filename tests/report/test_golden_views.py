@@ -151,6 +151,7 @@ def diagnose(console: Console) -> None:
                 peak_memory_high_bytes=2.6e9,
             ),
         ),
+        search="autotune search -- torchrun --nproc-per-node 2 train.py",
     )
     print_facts(console, describe_script(said))
 

@@ -153,6 +153,8 @@ def test_where_only_the_baseline_ran_nothing_is_said_to_be_no_better(tmp_path: P
     words = "Trial 0: 100 samples/s. The search ended: the number of trials is reached."
     assert f'<p class="words">{words}</p>' in page
     assert "beat the baseline" not in page
+    assert '<span class="tag t-best">baseline</span>' in page
+    assert "1 candidate; nothing is faster" in page
     # Of an interrupted search whose only candidate was cancelled.
     for trial in study.trials():
         if trial.spec.identity.role is Role.SEARCH:

@@ -19,8 +19,10 @@ from autotune.contract import (
 )
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
+from autotune.search.interrupt import Interrupt
 from autotune.search.loop import overridden
 from autotune.search.runner import MAX_FAULTS_IN_A_ROW
+from autotune.search.stages import ProposalStage
 from tests.search.scripted import (
     GIB,
     Behaviour,
@@ -369,6 +371,20 @@ def test_several_trials_at_once_but_never_in_baseline_and_comparison(study: Stud
     assert fleet.most_at_once == {Role.BASELINE: 1, Role.SEARCH: 3, Role.CONFIRM: 1}
     assert len(fleet.ran(Role.SEARCH)) == 12
     assert max(Counter(explored(study)).values()) == 1
+
+
+def test_nothing_starts_after_an_interrupt_that_came_while_it_was_proposed(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+):
+    fleet, interrupt, propose = ScriptedFleet(realistic), Interrupt(), ProposalStage.next_run
+
+    def interrupted(stage):
+        interrupt.request()
+        return propose(stage)
+
+    monkeypatch.setattr(ProposalStage, "next_run", interrupted)
+    assert search(study, make(), fleet=fleet, interrupt=interrupt).interrupted
+    assert fleet.ran(Role.SEARCH) == []
 
 
 def test_the_first_interrupt_drains_and_reports_what_there_is(study: Study):

@@ -65,12 +65,13 @@ class DeepSpeed(EnginePlugin):
         # It follows from micro_batch and the layout: the global batch is never touched.
         return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
-    def ranks_of_command(self, command: Sequence[str], folder: Path) -> int | None:
-        from autotune.engines.deepspeed.sources.source import world_in
+    def ranks_of_command(self, command: Sequence[str], folder: Path) -> tuple[int | None, int]:
+        from autotune.engines.deepspeed.sources.source import ranks_in
         from autotune.engines.launches.line import RANKS_VARIABLE
 
         ranks = os.environ.get(RANKS_VARIABLE, "")
-        return world_in(command, folder) or (int(ranks) if ranks.isdecimal() else 0) or None
+        world, n_nodes = ranks_in(command, folder)
+        return world or (int(ranks) if ranks.isdecimal() else 0) or None, n_nodes
 
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
         """Whether it is offloaded."""

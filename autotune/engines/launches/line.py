@@ -118,6 +118,8 @@ class Ranks:
     tasks: int | None = None
     """Tasks that `srun` starts, each with the launcher or the script."""
     tasks_per_node: int | None = None
+    nodes: int | None = None
+    """Nodes on which `srun` starts them."""
     gpus: int | None = None
     """GPUs of a node that the job asks for."""
     reaches_nodes: bool = False
@@ -130,6 +132,12 @@ class Ranks:
 
     default: str = ""
     """Defaults of variables of which the count is made, in words; empty: it is of none."""
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of its ranks, as far as it says."""
+        told = self.world and self.per_node and self.world // self.per_node
+        return max(told or 1, self.nodes or 1)
 
     @property
     def by_default(self) -> str:
@@ -264,12 +272,13 @@ def ranks_of(
     parts, variables = parts_of(words), variables or {}
     before = [*within, *words[: parts.script_at]]
     step = slurm.step_of(before, options or {})
-    tasks, tasks_per_node = slurm.tasks_of(before, step)
+    tasks, tasks_per_node, nodes = slurm.tasks_of(before, step)
     gpus = next((_counted(variables[name]) for name in _GPUS_OF_NODE if name in variables), None)
     ranks = Ranks(
         launcher=parts.kind,
         tasks=tasks,
         tasks_per_node=tasks_per_node,
+        nodes=nodes,
         gpus=slurm.gpus_per_node(step) or gpus,
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name

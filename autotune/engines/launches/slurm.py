@@ -40,10 +40,10 @@ def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
     return {**options, **dict(_options([*_behind("sbatch", words), *_behind("srun", words)]))}
 
 
-def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Tasks that `srun` among some words starts, all and by node; None: it does not say."""
-    is_srun = any(PurePath(word).name == "srun" for word in words)
-    return _tasks(step) if is_srun else (None, None)
+def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, ...]:
+    """Tasks that `srun` among some words starts, all and by node, and nodes; None: unsaid."""
+    is_srun = _behind("srun", words)
+    return (*_tasks(step), _count(step.get("nodes", ""))) if is_srun else (None, None, None)
 
 
 def gpus_per_node(step: Mapping[str, str]) -> int | None:

@@ -173,7 +173,7 @@ class Against(Speedup):
             "ends": (low, high),
             "slower": slower,
             "objectives": objectives,
-            "is_measured": all(s.facts.origin is Origin.MEASURED for s in self.sides),
+            "n_measured": sum(s.facts.origin is Origin.MEASURED for s in self.sides),
             "is_by_speed": set(objectives) == {"samples_per_s"},
             "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in (first, other)],
             # What to use the faster one with, where the two have different engines.
@@ -234,7 +234,7 @@ def _outcomes(stories: Mapping[str, Story]) -> dict[str, dict[str, int]]:
 
 def _best(name: str, story: Story) -> dict[str, Any]:
     answer, best = story.answer, story.best
-    speedup = answer and answer.speedup
+    speedup = None if story.is_both else answer and answer.speedup  # none over itself
     figures = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
     return {
         "run": name,

@@ -47,7 +47,7 @@ def print_answer(console: Console, story: Story, ladder: Ladder | None) -> None:
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
-    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
+    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
     print_facts(console, describe(explanation))
 

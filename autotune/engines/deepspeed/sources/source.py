@@ -223,8 +223,8 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
     return next(iter(found.values())) if len(found) == 1 else line
 
 
-def world_in(words: Sequence[str], folder: Path) -> int | None:
-    """Ranks that a command starts, as far as its words or the shell text in them say.
+def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
+    """Ranks that a command starts and their nodes, as far as its words or its shell text say.
 
     `bash -c TEXT`, `bash FILE` and `./FILE` are read as the launch lines that they hold.
 
@@ -234,19 +234,21 @@ def world_in(words: Sequence[str], folder: Path) -> int | None:
     """
     from autotune.engines.launches.shell import read_shell  # as in `_of_shell`
 
+    world, n_nodes = None, 1
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
         for _, line in _lines(shell):
-            if world := line.ranks.world or _in_accelerates_file(line, folder):
-                return world
-    return None
+            file = _accelerates_file(line, folder)
+            world = world or line.ranks.world or file.n_processes
+            n_nodes = max(n_nodes, line.ranks.n_nodes, line.n_nodes or file.n_machines or 1)
+    return world, n_nodes
 
 
-def _in_accelerates_file(line: LaunchLine, folder: Path) -> int | None:
+def _accelerates_file(line: LaunchLine, folder: Path) -> AccelerateFile:
     if line.accelerate_config is None:
-        return None
+        return AccelerateFile({}, None)
     path = folder / line.accelerate_config
-    return AccelerateFile(parsed(read_text(path), path).data, path).n_processes
+    return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
