@@ -25,6 +25,9 @@ from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
+_LAYOUT = "pipeline_model_parallel_layout"
+_VP_FIELD = "virtual_pipeline_model_parallel_size"
+"""The field of Megatron Core's configuration for the second one."""
 ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
@@ -33,7 +36,7 @@ _LARGEST_COUNT = 2**31 - 1
 _COUNTS = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", *CHUNKED),
-    *("virtual_pipeline_model_parallel_size", "num_layers", "num_attention_heads"),
+    *(_VP_FIELD, "num_layers", "num_attention_heads"),
     *("num_query_groups", "hidden_size", "seq_length", "micro_batch_size", "global_batch_size"),
 )
 """Arguments by which others are divided."""
@@ -216,7 +219,7 @@ def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLa
 def _one_chunk(launch: MegatronLaunch) -> Answer:
     """One chunk a stage: Megatron runs the pipeline as if nobody had asked to interleave it."""
     given = [name for name in CHUNKED if launch.get(name) is not None]
-    if len(given) != 1 or chunks_of(launch) != 1:
+    if len(given) != 1 or launch.get(_LAYOUT) is not None or chunks_of(launch) != 1:
         return None
     smaller = "a smaller number" if given[0] == CHUNKED[0] else "2 or more"
     return (
@@ -251,6 +254,23 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
         f"({total} / --pipeline-model-parallel-size {pp})",
         f"take a number that divides {total // pp}",
     )
+
+
+@argument_rule("pp.layout", f"{ARGUMENTS}: pipeline_model_parallel_layout")
+def _layout_alone(launch: MegatronLaunch) -> Answer:
+    """A layout beside another number of chunks. Flags say none; a field says the layout's own."""
+    given = [name for name in CHUNKED if launch.get(name) is not None]
+    if launch.get(_LAYOUT) is None or not given:
+        return None
+    names, n_chunks = list(map(flag_name, given)), chunks_of(launch)
+    message = f"{flag_name(_LAYOUT)} says all chunks"
+    # Megatron Core's own field may agree with the layout, which ms-swift then takes it from.
+    if not launch.given[given[-1]].flag.endswith(_VP_FIELD):
+        fix = f"remove {' and '.join(names)}"
+        return f"{message}: no other number of them is taken", fix
+    if launch.prefix or n_chunks in (None, launch.get(given[-1])):
+        return None
+    return f"{message}, {n_chunks} a rank: {names[-1]} differs", f"set {names[-1]} to {n_chunks}"
 
 
 @argument_rule("batch.product", "megatron/core/num_microbatches_calculator.py: global_batch_size")
@@ -313,7 +333,7 @@ def _never_divides(launch: MegatronLaunch, degrees: Sequence[str]) -> Answer:
 
 def chunks_of(launch: MegatronLaunch) -> int | None:
     """Chunks of a pipeline rank; None where they are not even."""
-    if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
+    if (layout := launch.get(_LAYOUT)) is not None:
         stages = stages_of(str(layout))
         by_rank = len(stages or ()) / launch.get("pipeline_model_parallel_size")
         return int(by_rank) if by_rank >= 1 and by_rank.is_integer() else None
@@ -341,6 +361,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     ),
     _one_chunk,
     _chunk_layers,
+    _layout_alone,
     _batch,
     _ranks,
     _expert_ranks,
