@@ -40,6 +40,8 @@ _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
+_OF_LAUNCHES = ("lost_line", "blank_word", "visible_devices", "idle_devices", "tasks", "lone_nodes")
+"""Names of rules about a launch, behind `file.`; another line than its first is their `at`."""
 _BY_SCRIPTS = frozenset(
     ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")
 )
@@ -381,13 +383,26 @@ class _Wishes:
         if self._ignored.is_nothing:
             return list(violations)
         return [
-            one for one in violations if not self._ignored.holds(one.rule, self.place(one).line)
+            one
+            for one in violations
+            if not self._ignored.holds(one.rule, self._line_here(self.place(one)))
         ]
+
+    @staticmethod
+    def _line_here(place: TextPlace) -> int:
+        """The line on which a comment speaks of it; 0: it stands in another file."""
+        return 0 if place.file else place.line
 
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
         file = self._source.accelerate.path
-        is_elsewhere = file != self._source.path and violation.rule.startswith(_OF_ACCELERATE)
+        is_launchs = violation.rule.removeprefix("file.") in _OF_LAUNCHES
+        if is_launchs and (launch := self._source.launch_at) is not None:
+            lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
+            path = None if launch[0] == self._source.path else launch[0]
+            return TextPlace(file=path, line=next(iter(lines), launch[1]))
+        is_accelerates = is_launchs or violation.rule.startswith(_OF_ACCELERATE)
+        is_elsewhere = file != self._source.path and is_accelerates
         if file is None or not is_elsewhere:
             return self._places.of(violation)
         return replace(self._places_of_accelerate.of(violation), file=file)

@@ -488,11 +488,20 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
 
 def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
-    if (lost := shell.lost_below(command)) is not None:
+    lost, blank = shell.lost_below(command), command.blank_line
+    if blank is not None:
+        yield Violation(
+            rule="flags.stray_word",
+            message=f"a space follows the backslash on line {blank}: the line ends there, and the "
+            f"parser is given the space as a word, which it refuses",
+            fix=f"remove the space behind the backslash of line {blank}",
+            at=(f"@{next(one.start for one in command.words if one.text.isspace())}",),
+        )
+    elif lost is not None:
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
-            fix="end the line above with a backslash",
+            fix=lost.mend_of_lost,
             at=(f"@{lost.start}",),
             consequence="ignored",
         )
@@ -719,7 +728,7 @@ class _Arguments:
         for word in words:
             if UNKNOWN.search(word.text):
                 self.open_words[word.start] = word.text
-            elif self._is_megatrons:
+            elif self._is_megatrons and not word.text.isspace():  # of that `_lost` tells
                 self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
 
     @property

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,7 +258,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
-        lost = shell.lost_below(command)
+        ends = tuple(_lost_ends(shell, command))
         try:
             sources = _of_line(asked, text, why)
         except (JobError, RenderError) as error:
@@ -267,8 +267,9 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
             (failed if is_failed else not_judged).setdefault(command.line, error)
             continue
         for one in sources:
-            one = replace(one, not_judged=(*one.not_judged, *unread))
-            found.append(one if lost is None else _with_lost(one, lost))
+            at, lost = (command.path, command.line), frozenset(_lost_flags(shell, command))
+            one = replace(one, not_judged=(*one.not_judged, *unread), launch_at=at, lost=lost)
+            found.append(replace(one, refused=(*one.refused, *ends)))
     if not found:
         errors = (*failed.values(), *not_judged.values())
         first = min(errors, key=lambda one: type(one) is NotADsConfigError, default=None)
@@ -329,17 +330,20 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _with_lost(source: Source, lost: "Command") -> Source:
-    """A configuration whose launch line has lost its end to a line of its own."""
-    flags = dict(flags_of([word.text for word in lost.words]))
-    violation = violation_of(
-        "file.lost_line",
-        path=source.asked,
-        line=lost.line,
-        cost=lost.cost_of_lost,
-        above=lost.line - 1,
-    )
-    return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
+def _lost_flags(shell: "ShellText", command: "Command") -> Iterable[str]:
+    """Flags of a launch that stand on a line of their own."""
+    lost = shell.lost_below(command)
+    return () if lost is None else dict(flags_of([word.text for word in lost.words]))
+
+
+def _lost_ends(shell: "ShellText", command: "Command") -> Iterator[Violation]:
+    """Violations of a launch line that does not go on where it was meant to."""
+    lost, blank = shell.lost_below(command), command.blank_line
+    if blank is not None:
+        yield violation_of("file.blank_word", f"@{blank}", line=blank)
+    elif lost is not None:
+        facts = {"cost": lost.cost_of_lost, "fix": lost.mend_of_lost}
+        yield violation_of("file.lost_line", f"@{lost.line}", **facts)
 
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
@@ -503,10 +507,8 @@ def _of_devices(source: Source, ranks: Ranks) -> Iterator[Violation]:
     line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
-    where = "" if source.asked == source.path else f"{source.asked}: "
     if source.accelerator != "cpu":
-        for found in device_violations(ranks, line.launcher_flags, visible):
-            yield replace(found, message=f"{where}{found.message}")
+        yield from device_violations(ranks, line.launcher_flags, visible)
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
