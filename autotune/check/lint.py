@@ -397,6 +397,7 @@ class _Wishes:
         """Places of the keys that it is about."""
         file = self._source.accelerate.path
         is_launchs = violation.rule.removeprefix("file.") in _OF_LAUNCHES
+        is_launchs |= file is None and violation.rule.startswith("accelerate.")
         if is_launchs and (launch := self._source.launch_at) is not None:
             lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
             path = None if launch[0] == self._source.path else launch[0]

@@ -161,6 +161,20 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("asked", "started", "found"),
+    [(15, 14, ["accelerate.processes"]), (16, 16, []), (1, 1, [])],
+)
+def test_accelerate_starts_as_many_ranks_on_each_machine(tmp_path, asked, started, found):
+    ranks = {"num_machines": 2, "num_processes": asked}
+    section = {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}
+    path = yaml_file(tmp_path, ACCELERATE | {**ranks, "deepspeed_config": section})
+    report = checked(path)
+    assert (report.world, rules(report)) == (started, found)
+    line = f"accelerate launch --config_file {path} --num_processes {asked} train.py"
+    assert checked(path, launch=line).world == started
+
+
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
 def test_arguments_of_hugging_face_name_the_file(tmp_path, folder):
     """It lies beside the file or above it: axolotl and LLaMA-Factory."""

@@ -431,6 +431,9 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     consumer, because = _consumer(asked.given, section, line, script, file)
     ranks = line.ranks.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
+    lost = [*_lost_ranks(ranks, nodes)]
+    if ranks and nodes and lost:
+        ranks -= ranks % nodes
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     is_guessed = because.endswith(_NOTHING_TELLS)
     if is_guessed and not reader and script is not None and uses_lightnings(script):
@@ -492,8 +495,17 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     )
     on_a_node = source.per_node or (None if nodes else ranks)
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node))
-    refused = (*section.refused, *refusals(source), *devices)
+    refused = (*section.refused, *refusals(source), *devices, *lost)
     return replace(source, not_judged=not_judged, refused=refused)
+
+
+def _lost_ranks(ranks: int | None, machines: int | None) -> Iterator[Violation]:
+    """A violation of processes that accelerate's machines do not share: the rest is not started."""
+    if ranks and machines and ranks > machines and (rest := ranks % machines):
+        facts = {"ranks": ranks, "machines": machines, "each": ranks // machines}
+        started = ranks - rest
+        facts |= {"started": started, "more": started + machines}
+        yield violation_of("accelerate.processes", "num_processes", **facts)
 
 
 def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
