@@ -398,10 +398,12 @@ class _Wishes:
         file = self._source.accelerate.path
         is_launchs = violation.rule.removeprefix("file.") in _OF_LAUNCHES
         is_launchs |= file is None and violation.rule.startswith("accelerate.")
+        lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
         if is_launchs and (launch := self._source.launch_at) is not None:
-            lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
             path = None if launch[0] == self._source.path else launch[0]
             return TextPlace(file=path, line=next(iter(lines), launch[1]))
+        if lines:
+            return TextPlace(line=lines[0])
         is_accelerates = is_launchs or violation.rule.startswith(_OF_ACCELERATE)
         is_elsewhere = file != self._source.path and is_accelerates
         if file is None or not is_elsewhere:
