@@ -467,7 +467,10 @@ def _look(
             replace(one, consequence="may_raise") if one.rule in _BY_SCRIPTS else one
             for one in violations
         ]
-    violations = [*huggingface.violations(config, source), *violations]
+    of_reader = huggingface.violations(config, source)
+    if huggingface.tells_precision(of_reader, config):
+        violations = [one for one in violations if one.rule != "precision.fp16_and_bf16"]
+    violations = [*of_reader, *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
         violations = [
             replace(one, consequence="ignored")
