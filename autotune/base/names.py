@@ -44,7 +44,8 @@ def misspelt(given: str, known: Iterable[str]) -> str | None:
     """The one word that was certainly meant; None where there is none, or more than one.
 
     Another case or hyphens; letters that are wrong, missing, added or swapped; the rest of the
-    word left out (`pin_mem`, `max_live_params`) or more put behind it. Digits are never mistyped: fp16 is not fp32.
+    word left out (`pin_mem`, `live_params`) or more put behind it. Digits are never mistyped:
+    fp16 is not fp32.
     """
     typed, found = _plain(given), dict[str, int]()
     for word in known:

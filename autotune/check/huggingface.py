@@ -1,6 +1,6 @@
 """How Hugging Face Trainer and accelerate change a configuration before DeepSpeed sees it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.flags import flag
@@ -40,24 +40,6 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         found += _replaced(config, source)
     found += [*_old_bf16(config, source), *_accumulation(config, source), *_flags(config, source)]
     return [*found, *_precision(config, source), *_yaml_file(source)]
-
-
-_OF_PRECISION = ("fp16", "bf16")
-
-
-def tells_precision(found: Iterable[Violation], config: Mapping[str, Any]) -> bool:
-    """Whether one of these says that the file's precision is not the one that is asked for.
-
-    accelerate adds the section of the other one then: that both are on is no fault of the file's.
-    """
-    if all(look_up(config, f"{name}.enabled") is True for name in _OF_PRECISION):
-        return False
-    keys = {f"{name}.enabled" for name in _OF_PRECISION}
-    return any(
-        one.rule == "huggingface.mixed_precision"
-        or (one.rule == "huggingface.mismatch" and keys.intersection(one.at))
-        for one in found
-    )
 
 
 def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -167,17 +149,9 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
             value=shown(key, value),
             names=names[key],
             wanted=shown(key, wanted),
-            other=_other_precision(key, known) if value is True else "",
+            other=f"; or give {names[key]}=true and no other precision"
+            * (value is True and key.endswith("16.enabled")),
         )
-
-
-def _other_precision(key: str, known: Mapping[str, Any]) -> str:
-    """The way out that trains in the precision of the file, in words; empty: of another key."""
-    name = key.removesuffix(".enabled")
-    if name not in _OF_PRECISION:
-        return ""
-    off = [one for one in _OF_PRECISION if one != name and known.get(f"{one}.enabled")]
-    return f"; to train in {name}, give {name}=true" + f" and leave {off[0]} out" * bool(off)
 
 
 _TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]

@@ -40,8 +40,9 @@ _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
-_OF_LAUNCHES = ("lost_line", "blank_word", "visible_devices", "idle_devices", "tasks", "lone_nodes")
-"""Names of rules about a launch, behind `file.`; another line than its first is their `at`."""
+_LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
+_OF_LAUNCHES = tuple(f"file.{name}" for name in _LAUNCH_RULES)
+"""The same of rules about a launch; another line than its first is their `at`."""
 _BY_SCRIPTS = frozenset(
     ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")
 )
@@ -385,27 +386,20 @@ class _Wishes:
         return [
             one
             for one in violations
-            if not self._ignored.holds(one.rule, self._line_here(self.place(one)))
+            if not self._ignored.holds(one.rule, 0 if (at := self.place(one)).file else at.line)
         ]
-
-    @staticmethod
-    def _line_here(place: TextPlace) -> int:
-        """The line on which a comment speaks of it; 0: it stands in another file."""
-        return 0 if place.file else place.line
 
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
-        file = self._source.accelerate.path
-        is_launchs = violation.rule.removeprefix("file.") in _OF_LAUNCHES
-        is_launchs |= file is None and violation.rule.startswith("accelerate.")
+        file, launch = self._source.accelerate.path, self._source.launch_at
+        of_launch, of_file = map(violation.rule.startswith, (_OF_LAUNCHES, _OF_ACCELERATE))
         lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
-        if is_launchs and (launch := self._source.launch_at) is not None:
+        if launch is not None and (of_launch or (of_file and file is None)):
             path = None if launch[0] == self._source.path else launch[0]
             return TextPlace(file=path, line=next(iter(lines), launch[1]))
         if lines:
             return TextPlace(line=lines[0])
-        is_accelerates = is_launchs or violation.rule.startswith(_OF_ACCELERATE)
-        is_elsewhere = file != self._source.path and is_accelerates
+        is_elsewhere = file != self._source.path and (of_launch or of_file)
         if file is None or not is_elsewhere:
             return self._places.of(violation)
         return replace(self._places_of_accelerate.of(violation), file=file)
@@ -468,7 +462,8 @@ def _look(
             for one in violations
         ]
     of_reader = huggingface.violations(config, source)
-    if huggingface.tells_precision(of_reader, config):
+    on = [name for name in ("fp16", "bf16") if look_up(config, f"{name}.enabled") is True]
+    if len(on) < 2 and any(one.level == "error" for one in of_reader):  # that adds the other one
         violations = [one for one in violations if one.rule != "precision.fp16_and_bf16"]
     violations = [*of_reader, *violations]
     if source.not_for:  # nobody reads the configuration, and its YAML alone is refused

@@ -314,7 +314,7 @@ def test_a_space_behind_a_backslash_is_a_word_that_megatron_refuses(tmp_path):
         "error",
         line.count("\n") + 1,
     )
-    assert "a space follows the backslash on line" in found.violation.message
+    assert found.violation.message == "a space behind a backslash: is no flag"
 
 
 def test_without_a_launcher_the_world_is_what_the_file_exports(tmp_path):

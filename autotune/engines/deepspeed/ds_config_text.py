@@ -50,19 +50,16 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
     return data, is_hjson
 
 
-def no_json(text: str) -> tuple[int, str, str]:
-    """The line from which on a text is no JSON, why, and what to do; line 1 where it is some."""
-    plain = text.removeprefix(BYTE_ORDER_MARK)
+def no_json(text: str) -> tuple[int, str]:
+    """The line from which on a text is no JSON, and why."""
     try:
-        json.loads(plain)
+        json.loads(text.removeprefix(BYTE_ORDER_MARK))
     except json.JSONDecodeError as error:
-        before = plain[: error.pos].rstrip()
-        is_comma = error.msg.startswith("Expecting ',' delimiter")
-        line = before.count("\n") + 1 if is_comma else error.lineno
-        why = f"line {line}: a comma is missing at its end" if is_comma else f"{error}"
-        fix = f"put a comma at the end of line {line}" if is_comma else "make it plain JSON"
-        return line, why.partition(" (char")[0], fix
-    return 1, "", "make it plain JSON"
+        line = error.doc[: error.pos].rstrip().count("\n") + 1
+        if error.msg.startswith("Expecting ',' delimiter"):
+            return line, f"line {line}: a comma is missing at its end"
+        return error.lineno, str(error).partition(" (char")[0]
+    return 1, ""
 
 
 def _too_deep(path: Path) -> RenderError:

@@ -94,8 +94,7 @@ _MOST_NESTED = 60
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
-_BLANK_END = re.compile(r"\\[ \t]+\r?(?:\n|\Z)")
-"""A line that ends in a backslash and a blank: it does not go on, and the blank is in a word."""
+_BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -170,20 +169,9 @@ class Command:
         )
 
     @property
-    def blank_line(self) -> int | None:
-        """The first line of it whose end makes a word of a blank, behind a backslash; None: none
-        does."""
-        ends = (one.end for one in self.words if one.text.isspace() and one.end >= 0)
-        found = (at for at in ends if _BLANK_END.match(self.text, at - 1))
-        return next((line_of(self.text, at) for at in found), None)
-
-    @property
-    def mend_of_lost(self) -> str:
-        """What to do with the line above, where that has lost its end."""
-        above = self.text.split("\n")[self.line - 2]
-        if _BLANK_END.search(f"{above}\n"):
-            return f"remove the space behind the backslash of line {self.line - 1}"
-        return f"end line {self.line - 1} with a backslash"
+    def is_behind_blank(self) -> bool:
+        """Whether the line above ends in a backslash and a blank, which is a word of its own."""
+        return _BLANK_END.search(self.text.split("\n")[self.line - 2]) is not None
 
     @property
     def cost_of_lost(self) -> str:

@@ -26,8 +26,6 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
 _LAYOUT = "pipeline_model_parallel_layout"
-_VP_FIELD = "virtual_pipeline_model_parallel_size"
-"""The field of Megatron Core's configuration for the second one."""
 ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
@@ -36,7 +34,7 @@ _LARGEST_COUNT = 2**31 - 1
 _COUNTS = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", *CHUNKED),
-    *(_VP_FIELD, "num_layers", "num_attention_heads"),
+    *("virtual_pipeline_model_parallel_size", "num_layers", "num_attention_heads"),
     *("num_query_groups", "hidden_size", "seq_length", "micro_batch_size", "global_batch_size"),
 )
 """Arguments by which others are divided."""
@@ -262,15 +260,12 @@ def _layout_alone(launch: MegatronLaunch) -> Answer:
     given = [name for name in CHUNKED if launch.get(name) is not None]
     if launch.get(_LAYOUT) is None or not given:
         return None
-    names, n_chunks = list(map(flag_name, given)), chunks_of(launch)
-    message = f"{flag_name(_LAYOUT)} says all chunks"
-    # Megatron Core's own field may agree with the layout, which ms-swift then takes it from.
-    if not launch.given[given[-1]].flag.endswith(_VP_FIELD):
-        fix = f"remove {' and '.join(names)}"
-        return f"{message}: no other number of them is taken", fix
-    if launch.prefix or n_chunks in (None, launch.get(given[-1])):
+    is_field = launch.given[given[-1]].flag.endswith("virtual_pipeline_model_parallel_size")
+    # ms-swift takes Megatron Core's own field from the layout.
+    if is_field and (launch.prefix or chunks_of(launch) in (None, launch.get(given[-1]))):
         return None
-    return f"{message}, {n_chunks} a rank: {names[-1]} differs", f"set {names[-1]} to {n_chunks}"
+    message = f"{flag_name(_LAYOUT)} says all chunks: no other number of them is taken"
+    return message, f"remove {' and '.join(map(flag_name, given))}"
 
 
 @argument_rule("batch.product", "megatron/core/num_microbatches_calculator.py: global_batch_size")

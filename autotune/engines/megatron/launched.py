@@ -400,7 +400,7 @@ def _of_shell(shell: ShellText, path: Path, release: str) -> list[MegatronLaunch
     launches = []
     for command in shell.commands:
         if (found := _of_command(command, path, release)) is not None:
-            problems = [*found.problems, *_lost(shell, command)]
+            problems = [*found.problems, *_lost(shell, command, found)]
             gpu = _gpu_of(command.options)
             launches.append(replace(found, problems=problems, sourced=shell.sourced, **gpu))
     return launches
@@ -486,22 +486,14 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
     return None
 
 
-def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
+def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
-    lost, blank = shell.lost_below(command), command.blank_line
-    if blank is not None:
-        yield Violation(
-            rule="flags.stray_word",
-            message=f"a space follows the backslash on line {blank}: the line ends there, and the "
-            f"parser is given the space as a word, which it refuses",
-            fix=f"remove the space behind the backslash of line {blank}",
-            at=(f"@{next(one.start for one in command.words if one.text.isspace())}",),
-        )
-    elif lost is not None:
+    lost = shell.lost_below(command)
+    if lost is not None and not (launch.words and lost.is_behind_blank):  # `_stray` tells that
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
-            fix=lost.mend_of_lost,
+            fix="end the line above with a backslash",
             at=(f"@{lost.start}",),
             consequence="ignored",
         )
@@ -728,8 +720,9 @@ class _Arguments:
         for word in words:
             if UNKNOWN.search(word.text):
                 self.open_words[word.start] = word.text
-            elif self._is_megatrons and not word.text.isspace():  # of that `_lost` tells
-                self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
+            elif self._is_megatrons:
+                what = "a space behind a backslash" if word.text.isspace() else word.text
+                self._refuse("flags.stray_word", f"{what}: is no flag", word, "remove it")
 
     @property
     def problems(self) -> list[Violation]:

@@ -76,7 +76,7 @@ def print_check(
         _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
     elif report.not_edited and report.found:
-        _print_text(console, f"no diff: {report.not_edited}", hanging="  ")
+        _print_text(console, f"no diff: {report.not_edited}")
     _print_text(console, _conclusion(report, fixed=fixed))
 
 
@@ -139,15 +139,13 @@ def _print_questions(console: Console, report: CheckReport) -> None:
         _print_text(console, f"{n} choices more, none of them needed: {lists} them")
 
 
-def _print_text(
-    console: Console, text: str, *, indent: str = "", hanging: str = "", style: str = ""
-) -> None:
+def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
         visible(text, whole="\t"),
         console.width,
         initial_indent=indent,
-        subsequent_indent=indent + hanging,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

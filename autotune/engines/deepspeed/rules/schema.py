@@ -404,7 +404,7 @@ def _meant_key(
 ) -> tuple[str, str] | None:
     """Section and name of the key that an unknown one must be, if it would take the value."""
     is_others = path in ("", "zero_optimization") and name in _OTHERS
-    near = None if is_others else _RENAMED.get((path, str(name)))
+    near = _RENAMED.get((path, name))
     if near is None and not is_others:
         near = misspelt(str(name), _names(path, setup.version))
     if near is None and name in _parameters(setup, path):

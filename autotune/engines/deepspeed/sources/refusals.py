@@ -39,9 +39,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_hjson = source.syntax == "hjson" and not _is_json_filled_in(source)
     if not is_deepspeeds and (is_hjson or is_named_yaml):
         rule = f"file.{source.syntax}"
-        at, why, fix = no_json(source.text)
-        facts = {"why": why, "fix": fix, "path": source.path, "reader": reader or consumer}
-        yield violation_of(rule, *([f"@{at}"] if is_hjson else ()), **facts)
+        line, why = no_json(source.text)
+        at = (f"@{line}",) * is_hjson
+        yield violation_of(rule, *at, path=source.path, reader=reader or consumer, why=why)
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)

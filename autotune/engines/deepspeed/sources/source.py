@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,7 +258,6 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
-        ends = tuple(_lost_ends(shell, command))
         try:
             sources = _of_line(asked, text, why)
         except (JobError, RenderError) as error:
@@ -267,9 +266,8 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
             (failed if is_failed else not_judged).setdefault(command.line, error)
             continue
         for one in sources:
-            at, lost = (command.path, command.line), frozenset(_lost_flags(shell, command))
-            one = replace(one, not_judged=(*one.not_judged, *unread), launch_at=at, lost=lost)
-            found.append(replace(one, refused=(*one.refused, *ends)))
+            one = replace(one, not_judged=(*one.not_judged, *unread))
+            found.append(_at_launch(one, command, shell.lost_below(command)))
     if not found:
         errors = (*failed.values(), *not_judged.values())
         first = min(errors, key=lambda one: type(one) is NotADsConfigError, default=None)
@@ -330,20 +328,16 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _lost_flags(shell: "ShellText", command: "Command") -> Iterable[str]:
-    """Flags of a launch that stand on a line of their own."""
-    lost = shell.lost_below(command)
-    return () if lost is None else dict(flags_of([word.text for word in lost.words]))
-
-
-def _lost_ends(shell: "ShellText", command: "Command") -> Iterator[Violation]:
-    """Violations of a launch line that does not go on where it was meant to."""
-    lost, blank = shell.lost_below(command), command.blank_line
-    if blank is not None:
-        yield violation_of("file.blank_word", f"@{blank}", line=blank)
-    elif lost is not None:
-        facts = {"cost": lost.cost_of_lost, "fix": lost.mend_of_lost}
-        yield violation_of("file.lost_line", f"@{lost.line}", **facts)
+def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
+    """A configuration with the place of its launch line, and what that has lost below it."""
+    source = replace(source, launch_at=(command.path, command.line))
+    if lost is None:
+        return source
+    flags = dict(flags_of([word.text for word in lost.words]))
+    rule = "file.blank_word" if lost.is_behind_blank else "file.lost_line"
+    at = f"@{lost.line - lost.is_behind_blank}"
+    violation = violation_of(rule, at, cost=lost.cost_of_lost, above=lost.line - 1)
+    return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
@@ -431,9 +425,11 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     consumer, because = _consumer(asked.given, section, line, script, file)
     ranks = line.ranks.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
-    lost = [*_lost_ranks(ranks, nodes)]
-    if ranks and nodes and lost:
+    lost = []
+    if ranks and nodes and ranks > nodes and ranks % nodes:
+        facts: dict[str, Any] = {"ranks": ranks, "machines": nodes}
         ranks -= ranks % nodes
+        lost = [violation_of("accelerate.processes", "num_processes", started=ranks, **facts)]
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     is_guessed = because.endswith(_NOTHING_TELLS)
     if is_guessed and not reader and script is not None and uses_lightnings(script):
@@ -497,15 +493,6 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node))
     refused = (*section.refused, *refusals(source), *devices, *lost)
     return replace(source, not_judged=not_judged, refused=refused)
-
-
-def _lost_ranks(ranks: int | None, machines: int | None) -> Iterator[Violation]:
-    """A violation of processes that accelerate's machines do not share: the rest is not started."""
-    if ranks and machines and ranks > machines and (rest := ranks % machines):
-        facts = {"ranks": ranks, "machines": machines, "each": ranks // machines}
-        started = ranks - rest
-        facts |= {"started": started, "more": started + machines}
-        yield violation_of("accelerate.processes", "num_processes", **facts)
 
 
 def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
