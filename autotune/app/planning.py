@@ -169,10 +169,9 @@ def render(
     known = replace(alone, candidates=[candidate])
     outlook = replace(outlook, lattice=known, lessons=lessons)
     if violations := engine.judge(candidate):
-        raise JobError(
-            "\n".join(f"{v.rule}: {v.message}" for v in violations),
-            "; ".join(v.fix for v in violations),
-        )
+        *others, last = violations
+        before = "".join(f"{v.rule}: {v.message}\n  fix: {v.fix}\n" for v in others)
+        raise JobError(f"{before}{last.rule}: {last.message}", last.fix)
     handout = handout_of(candidate, engine=engine, job=job, environment=environment)
     handout = replace(handout, is_described=is_described)
     files = export_handout(handout, out, to=to, launcher=launcher)

@@ -44,7 +44,8 @@ def misspelt(given: str, known: Iterable[str]) -> str | None:
     """The one word that was certainly meant; None where there is none, or more than one.
 
     Another case or hyphens; letters that are wrong, missing, added or swapped; the rest of the
-    word left out (`pin_mem`) or more put behind it. Digits are never mistyped: fp16 is not fp32.
+    word left out (`pin_mem`, `live_params`) or more put behind it. Digits are never mistyped:
+    fp16 is not fp32.
     """
     typed, found = _plain(given), dict[str, int]()
     for word in known:
@@ -57,7 +58,7 @@ def misspelt(given: str, known: Iterable[str]) -> str | None:
         most = 2 if len(short) >= _LONG else 1
         if len(whole) - len(short) <= most and (off := _mistakes(typed, wanted)) <= most:
             found[word] = off
-        elif whole.startswith(short) and len(short) >= _SHARE * len(whole):
+        elif whole.startswith(short.removesuffix("s")) and len(short) >= _SHARE * len(whole):
             found[word] = most + 1
     best = [word for word, off in found.items() if off == min(found.values())]
     return best[0] if len(best) == 1 else None

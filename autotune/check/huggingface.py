@@ -149,6 +149,8 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
             value=shown(key, value),
             names=names[key],
             wanted=shown(key, wanted),
+            other=f"; or give {names[key]}=true and no other precision"
+            * (value is True and key.endswith("16.enabled")),
         )
 
 

@@ -40,6 +40,9 @@ _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE = "file.key_twice"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
+_LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
+_OF_LAUNCHES = tuple(f"file.{name}" for name in _LAUNCH_RULES)
+"""The same of rules about a launch; another line than its first is their `at`."""
 _BY_SCRIPTS = frozenset(
     ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")
 )
@@ -367,13 +370,22 @@ class _Wishes:
         if self._ignored.is_nothing:
             return list(violations)
         return [
-            one for one in violations if not self._ignored.holds(one.rule, self.place(one).line)
+            one
+            for one in violations
+            if not self._ignored.holds(one.rule, 0 if (at := self.place(one)).file else at.line)
         ]
 
     def place(self, violation: Violation) -> TextPlace:
         """Places of the keys that it is about."""
-        file = self._source.accelerate.path
-        is_elsewhere = file != self._source.path and violation.rule.startswith(_OF_ACCELERATE)
+        file, launch = self._source.accelerate.path, self._source.launch_at
+        of_launch, of_file = map(violation.rule.startswith, (_OF_LAUNCHES, _OF_ACCELERATE))
+        lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
+        if launch is not None and (of_launch or (of_file and file is None)):
+            path = None if launch[0] == self._source.path else launch[0]
+            return TextPlace(file=path, line=next(iter(lines), launch[1]))
+        if lines:
+            return TextPlace(line=lines[0])
+        is_elsewhere = file != self._source.path and (of_launch or of_file)
         if file is None or not is_elsewhere:
             return self._places.of(violation)
         return replace(self._places_of_accelerate.of(violation), file=file)
@@ -428,7 +440,11 @@ def _look(
         violations = [one for one in violations if one.rule != "precision.bfloat16_beside_bf16"]
     if source.unasked:
         violations = [one for one in violations if not _is_unasked(one, source)]
-    violations = [*huggingface.violations(config, source), *violations]
+    of_reader = huggingface.violations(config, source)
+    on = [name for name in ("fp16", "bf16") if look_up(config, f"{name}.enabled") is True]
+    if len(on) < 2 and any(one.level == "error" for one in of_reader):  # that adds the other one
+        violations = [one for one in violations if one.rule != "precision.fp16_and_bf16"]
+    violations = [*of_reader, *violations]
     return _Looked(
         violations=tuple(_as_its_reader_has_it(one, source) for one in violations),
         unknown=frozenset(unknown),

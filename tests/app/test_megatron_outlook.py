@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from autotune.app.planning import export_ranked, open_outlook
+from autotune.app.planning import export_ranked, open_outlook, render
 from autotune.base.errors import ExitCode, JobError, NothingFeasibleError, RenderError
 from autotune.cost import predict
 from autotune.planning.choices import strain_of
@@ -34,6 +34,19 @@ def outlook():
 @pytest.fixture(scope="module")
 def ranking(outlook):
     return rank_lattice(outlook)
+
+
+def test_a_refused_candidate_has_each_fix_below_what_it_mends(tmp_path):
+    flags = {**FLAGS, "engine": "megatron"}
+    with pytest.raises(JobError) as error:
+        render(None, flags, ["tp=3"], tmp_path, to=None, wishes=FleetWishes(gpu="H100"))
+    told = str(error.value).splitlines()
+    assert told[:3:2] == [
+        "tp.heads: n_heads 32 is no multiple of tp 3",
+        "tp.kv_heads: n_kv_heads 8 is no multiple of tp 3, and no divisor of it, which counts "
+        "from Megatron Core 0.16 on",
+    ]
+    assert {line[:7] for line in told[1::2]} == {"  fix: "}
 
 
 def test_the_ranking_is_of_what_predict_says(outlook, ranking):

@@ -305,6 +305,18 @@ def test_a_line_that_a_lost_backslash_cut_off_is_told(tmp_path):
     assert "starts without --seq-length, --swiglu" in found.violation.message
 
 
+def test_a_space_behind_a_backslash_is_a_word_that_megatron_refuses(tmp_path):
+    line = LINE.format(micro=1, tp=1, pp=1, more="").rstrip()
+    report = checked(tmp_path / "run.sh", f"{line} \\ \n  --seq-length 4096 --swiglu\n")
+    (found,) = report.found
+    assert (found.violation.rule, found.violation.level, found.place.line) == (
+        "megatron.flags.stray_word",
+        "error",
+        line.count("\n") + 1,
+    )
+    assert found.violation.message == "a space behind a backslash: is no flag"
+
+
 def test_without_a_launcher_the_world_is_what_the_file_exports(tmp_path):
     line = LINE.format(micro=1, tp=2, pp=1, more="")
     line = line.replace("torchrun --nproc-per-node 8", "python")

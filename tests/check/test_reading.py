@@ -362,6 +362,14 @@ def test_hjson_is_read_and_refused_for_who_reads_json_alone(tmp_path):
     report = checked(path, consumer=Consumer.TRAINER)
     assert rules(report) == ["file.hjson"]
     assert "trainer reads JSON alone" in messages(report, "file.hjson")
+    write(tmp_path, '{\n "train_micro_batch_size_per_gpu": 1\n "bf16": {"enabled": false}\n}')
+    found = next(
+        one
+        for one in checked(path, consumer=Consumer.TRAINER).found
+        if one.violation.rule == "file.hjson"
+    )
+    assert found.place.line == 2
+    assert "line 2: a comma is missing at its end" in found.violation.message
 
 
 @cases("text", "said")

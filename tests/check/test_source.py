@@ -1,6 +1,7 @@
 """Where a configuration lies and who reads it: JSON, accelerate YAML, launch lines, axolotl."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -158,6 +159,20 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
         read(path, world=8)
     assert f"{path}: {said}" in raised.value.message
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "started", "found"),
+    [(15, 14, ["accelerate.processes"]), (16, 16, []), (1, 1, [])],
+)
+def test_accelerate_starts_as_many_ranks_on_each_machine(tmp_path, asked, started, found):
+    ranks = {"num_machines": 2, "num_processes": asked}
+    section = {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}
+    path = yaml_file(tmp_path, ACCELERATE | {**ranks, "deepspeed_config": section})
+    report = checked(path)
+    assert (report.world, rules(report)) == (started, found)
+    line = f"accelerate launch --config_file {path} --num_processes {asked} train.py"
+    assert checked(path, launch=line).world == started
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
@@ -324,9 +339,22 @@ def test_accelerate_starts_scripts_of_trainer_and_of_its_own(
 def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
     report = started(tmp_path, monkeypatch, "--do_train\n  --bf16 --seed 3")
     found = {one.violation.rule: one.violation for one in report.found}
-    assert "run.sh:2: " in found["file.lost_line"].message
+    place = next(one.place for one in report.found if one.violation.rule == "file.lost_line")
+    assert (place.file, place.line) == (Path("run.sh"), 2)
     assert "starts without --bf16, --seed" in found["file.lost_line"].message
     assert found["huggingface.default_mismatch"].level == "error"
+    assert found["file.lost_line"].fix == "end line 1 with a backslash"
+
+
+def test_a_space_behind_a_backslash_is_a_word_that_is_refused(tmp_path, monkeypatch):
+    report = started(tmp_path, monkeypatch, "--do_train --bf16 \\ \n  --seed 3")
+    (found,) = (one for one in report.found if one.violation.rule == "file.blank_word")
+    assert (found.violation.level, found.place.file, found.place.line) == (
+        "error",
+        Path("run.sh"),
+        1,
+    )
+    assert "file.lost_line" not in {one.violation.rule for one in report.found}
 
 
 WRITES = """#!/bin/bash

@@ -50,6 +50,18 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
     return data, is_hjson
 
 
+def no_json(text: str) -> tuple[int, str]:
+    """The line from which on a text is no JSON, and why."""
+    try:
+        json.loads(text.removeprefix(BYTE_ORDER_MARK))
+    except json.JSONDecodeError as error:
+        line = error.doc[: error.pos].rstrip().count("\n") + 1
+        if error.msg.startswith("Expecting ',' delimiter"):
+            return line, f"line {line}: a comma is missing at its end"
+        return error.lineno, str(error).partition(" (char")[0]
+    return 1, ""
+
+
 def _too_deep(path: Path) -> RenderError:
     return RenderError(
         f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",

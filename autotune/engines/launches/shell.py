@@ -92,6 +92,7 @@ _MOST_NESTED = 60
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
+_BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -167,6 +168,11 @@ class Command:
         return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
             self.unread
         )
+
+    @property
+    def is_behind_blank(self) -> bool:
+        """Whether the line above ends in a backslash and a blank, which is a word of its own."""
+        return _BLANK_END.search(self.text.split("\n")[self.line - 2]) is not None
 
     @property
     def cost_of_lost(self) -> str:

@@ -26,6 +26,7 @@ from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 """The two ways to say how a pipeline is interleaved."""
+_LAYOUT = "pipeline_model_parallel_layout"
 ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "loss"))
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
@@ -210,7 +211,7 @@ def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLa
 def _one_chunk(launch: MegatronLaunch) -> Answer:
     """One chunk a stage: Megatron runs the pipeline as if nobody had asked to interleave it."""
     given = [name for name in CHUNKED if launch.get(name) is not None]
-    if len(given) != 1 or chunks_of(launch) != 1:
+    if len(given) != 1 or launch.get(_LAYOUT) is not None or chunks_of(launch) != 1:
         return None
     smaller = "a smaller number" if given[0] == CHUNKED[0] else "2 or more"
     return (
@@ -245,6 +246,20 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
         f"({total} / --pipeline-model-parallel-size {pp})",
         f"take a number that divides {total // pp}",
     )
+
+
+@argument_rule("pp.layout", f"{ARGUMENTS}: pipeline_model_parallel_layout")
+def _layout_alone(launch: MegatronLaunch) -> Answer:
+    """A layout beside another number of chunks. Flags say none; a field says the layout's own."""
+    given = [name for name in CHUNKED if launch.get(name) is not None]
+    if launch.get(_LAYOUT) is None or not given:
+        return None
+    is_field = launch.given[given[-1]].flag.endswith("virtual_pipeline_model_parallel_size")
+    # ms-swift takes Megatron Core's own field from the layout.
+    if is_field and (launch.prefix or chunks_of(launch) in (None, launch.get(given[-1]))):
+        return None
+    message = f"{flag_name(_LAYOUT)} says all chunks: no other number of them is taken"
+    return message, f"remove {' and '.join(map(flag_name, given))}"
 
 
 @argument_rule("batch.product", "megatron/core/num_microbatches_calculator.py: global_batch_size")
@@ -307,7 +322,7 @@ def _never_divides(launch: MegatronLaunch, degrees: Sequence[str]) -> Answer:
 
 def chunks_of(launch: MegatronLaunch) -> int | None:
     """Chunks of a pipeline rank; None where they are not even."""
-    if (layout := launch.get("pipeline_model_parallel_layout")) is not None:
+    if (layout := launch.get(_LAYOUT)) is not None:
         stages = stages_of(str(layout))
         by_rank = len(stages or ()) / launch.get("pipeline_model_parallel_size")
         return int(by_rank) if by_rank >= 1 and by_rank.is_integer() else None
@@ -335,6 +350,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     ),
     _one_chunk,
     _chunk_layers,
+    _layout_alone,
     _batch,
     _ranks,
     _expert_ranks,

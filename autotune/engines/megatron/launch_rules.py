@@ -166,6 +166,7 @@ def _as_flags(word: re.Match[str]) -> str:
     return f"{names} {value}".rstrip()
 
 
+_ONE_CHUNK = re.compile(r" x vp(?: 1)?\b")
 _CHUNKS = re.compile(r"\ba vp above 1|\bvp \d+(?=:)")
 
 
@@ -177,7 +178,7 @@ def _of_chunks(text: str, launch: MegatronLaunch) -> str:
     elif CHUNKED[0] in launch.given and CHUNKED[1] not in launch.given:
         many, one = flag_name(CHUNKED[0]), f"no {flag_name(CHUNKED[0])}"
     else:
-        return text
+        return text if CHUNKED[1] in launch.given else _ONE_CHUNK.sub("", text)
     return _CHUNKS.sub(many, text).replace("vp=1", one)
 
 

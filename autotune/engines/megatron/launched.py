@@ -393,7 +393,7 @@ def _of_shell(shell: ShellText, path: Path, release: str) -> list[MegatronLaunch
     launches = []
     for command in shell.commands:
         if (found := _of_command(command, path, release)) is not None:
-            problems = [*found.problems, *_lost(shell, command)]
+            problems = [*found.problems, *_lost(shell, command, found)]
             gpu = _gpu_of(command.options)
             launches.append(replace(found, problems=problems, sourced=shell.sourced, **gpu))
     return launches
@@ -480,9 +480,10 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
     return None
 
 
-def _lost(shell: ShellText, command: Command) -> Iterator[Violation]:
+def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
-    if (lost := shell.lost_below(command)) is not None:
+    lost = shell.lost_below(command)
+    if lost is not None and not (launch.words and lost.is_behind_blank):  # `_stray` tells that
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
@@ -714,7 +715,8 @@ class _Arguments:
             if UNKNOWN.search(word.text):
                 self.open_words[word.start] = word.text
             elif self._is_megatrons:
-                self._refuse("flags.stray_word", f"{word.text}: is no flag", word, "remove it")
+                what = "a space behind a backslash" if word.text.isspace() else word.text
+                self._refuse("flags.stray_word", f"{what}: is no flag", word, "remove it")
 
     @property
     def problems(self) -> list[Violation]:

@@ -16,6 +16,8 @@ from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask, Truth,
 from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
 
 ARGUMENTS = "megatron/training/arguments.py, validate_args"
+_LAYERS = re.compile(r"\{more\}| \(\{divisors\}\)")
+"""What is said of `whole_layers` beside the values: those of the ends, and its divisors."""
 _NAMED_VALUE = re.compile(r"\b(\w+) \{\1\}")
 _VALUE = re.compile(r"\{(\w+)\}")
 _PARTS = {"recompute_modules": RECOMPUTED, "cuda_graphs": GRAPHS, "offload_modules": OFFLOADED}
@@ -72,7 +74,11 @@ def layout_rule(
     def check(rows: LayoutRows) -> Finding | None:
         if answer(rows)[0]:
             return None
-        facts = {**vars(rows.task), **rows.row(0)}
+        facts: dict[str, Any] = {**vars(rows.task), **rows.row(0)}
+        if "whole_layers" in when:
+            whole = _number("", "whole_layers", facts)
+            facts["more"] = ", and 2 more by ends_as_layers," * (whole != facts["n_layers"])
+            facts["divisors"] = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
         return Finding(message=message.format_map(facts), advice=fix.format_map(facts))
 
     reads = tuple(column for column in wanted if column not in LayoutTask.__dataclass_fields__)
@@ -206,4 +212,4 @@ def _parameters(calculated: str) -> tuple[str, ...]:
 
 def _in_general(text: str) -> str:
     """A message without a layout's values: `tp {tp}` is `tp`, `{tp} ranks` is `tp ranks`."""
-    return _VALUE.sub(r"\1", _NAMED_VALUE.sub(r"\1", text))
+    return _VALUE.sub(r"\1", _NAMED_VALUE.sub(r"\1", _LAYERS.sub("", text)))

@@ -76,7 +76,7 @@ def print_check(
         _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
     elif report.not_edited and report.found:
-        console.print(Text(f"no diff: {report.not_edited}"))
+        _print_text(console, f"no diff: {report.not_edited}")
     _print_text(console, _conclusion(report, fixed=fixed))
 
 

@@ -64,8 +64,10 @@ def test_a_shell_file_exports_them_and_is_named(tmp_path):
         "torchrun --nproc_per_node $RANKS run.py --deepspeed_config ds_config.json\n"
     )
     path = write(tmp_path, text, "run.sh")
-    told = messages(checked(path), RULE)
-    assert told.startswith(f"{path}: CUDA_VISIBLE_DEVICES=0,1 leaves 2")
+    report = checked(path)
+    assert messages(report, RULE).startswith("CUDA_VISIBLE_DEVICES=0,1 leaves 2")
+    (place,) = (one.place for one in report.found if one.violation.rule == RULE)
+    assert (place.file, place.line) == (path, 4)
     assert rules(checked(write(tmp_path, text.replace("S=4", "S=2"), "run.sh"))) == []
 
 

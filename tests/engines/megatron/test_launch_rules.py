@@ -175,6 +175,8 @@ NEMO = (
     "model.num_layers=32 model.micro_batch_size=2 model.global_batch_size={batch}"
 )
 
+LAYOUT = " '+model.pipeline_model_parallel_layout=\"{}\"'"
+
 
 @pytest.mark.parametrize(
     ("line", "broken"),
@@ -186,6 +188,9 @@ NEMO = (
         # Another configuration may split the context, and so have more micro-batches.
         (NEMO.format(batch=24) + " --config-name ours", set()),
         (RECIPE.replace("size=3", "size=4").replace("$MBS", "3"), {"batch.product"}),
+        # A recipe's number of chunks may stand beside a layout that has as many.
+        (NEMO.format(batch=32) + LAYOUT.format("Et*4|(t*4|)*6t*4L"), set()),
+        (NEMO.format(batch=32) + LAYOUT.format("Et*8|(t*8|)*2t*8L"), {"pp.layout"}),
     ],
 )
 def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(line, broken):
@@ -244,6 +249,9 @@ def test_a_message_of_chunks_names_the_flag_that_makes_them():
     by_layers = judge_launch(launch("--num-layers-per-virtual-pipeline-stage 2"))
     (message,) = (one.message for one in by_layers if one.rule == "vp.pipeline")
     assert message.startswith("--num-layers-per-virtual-pipeline-stage: needs")
+    (uneven,) = judge_launch(launch("--num-layers 6 --pipeline-model-parallel-size 4"))
+    assert uneven.message == "6 layers do not split evenly over --pipeline-model-parallel-size 4"
+    assert "that divides the layers (1, 2, 3, 6), --account" in uneven.fix
 
 
 def test_a_clash_is_told_where_another_of_its_arguments_is_not_known():

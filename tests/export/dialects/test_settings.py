@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autotune.app.check import CheckFlags, check_files
 from autotune.base.errors import RenderError
 from autotune.base.nested import leaves, look_up
 from autotune.engines.megatron.arguments import KNOBS_OF
@@ -58,6 +59,19 @@ def sections_of(to: str, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "optim": optim,
         "optimizer": optim.get("override_optimizer_config", {}),
     }
+
+
+LAYOUT_TEXT = "Etttt|tttt|tttt|tttt|tttt|ttttt|tttt|tttL"
+
+
+@pytest.mark.parametrize("stages", ["even", LAYOUT_TEXT])
+@pytest.mark.parametrize("to", ["megatron", "megatron-bridge", "megatron-core", *CONSUMERS])
+def test_check_finds_nothing_in_what_is_exported(tmp_path, to, stages):
+    pipeline = "" if to == "nemo-rl" else f" pp=2 vp=4 stages={stages}"
+    out = exported(tmp_path, DENSE, f"tp=1{pipeline} distributed_optimizer=true", to=to)
+    checked = check_files([str(out)], CheckFlags(world=16))
+    assert [one.violation for report in checked.reports for one in report.found] == []
+    assert checked.reports, "there is something to check in each of them"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,9 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
 """Names of accelerate's YAML and of Trainer's arguments -> section and name of the same key in a
 ds_config. Whoever reads the file besides may read them there, so nobody moves them unasked."""
 
+_RENAMED = {("aio", "thread_count"): "intra_op_parallelism"}
+"""Section and name that older releases read -> the name since."""
+
 _PRECISIONS = ("fp16", "bf16", "bfloat16")
 
 
@@ -182,6 +185,8 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
     written = shown(name, value)
+    if meant is REFUSED:
+        meant = _section_of(where, value)
     # An empty section is none.
     changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
@@ -208,6 +213,13 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         advice=f"write the value of {where}" if is_auto(value) else "",
         consequence="differs",
     )
+
+
+def _section_of(where: str, value: Any) -> Any:
+    """The section that its switch or its device stands for, as `true` for `{"enabled": true}`."""
+    keys = SECTIONS[where].keys if where in SECTIONS else {}
+    found = (name for name in ("enabled", "device") if name in keys and keys[name].accepts(value))
+    return next(({name: value} for name in found), REFUSED)
 
 
 @rule("runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields")
@@ -364,7 +376,9 @@ def _meant_key(
 ) -> tuple[str, str] | None:
     """Section and name of the key that an unknown one must be, if it would take the value."""
     is_others = path in ("", "zero_optimization") and name in _OTHERS
-    near = None if is_others else misspelt(str(name), _names(path, setup.version))
+    near = _RENAMED.get((path, name))
+    if near is None and not is_others:
+        near = misspelt(str(name), _names(path, setup.version))
     if near is None and name in _parameters(setup, path):
         home = f"{path}.params"
         return (home, name) if _can_hold(setup, home) else None

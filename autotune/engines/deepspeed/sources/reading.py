@@ -132,6 +132,8 @@ class Source:
     not tell, or is not there."""
     arguments_unread: str = ""
     """Why an argument of Trainer's that is not among `arguments` is not known."""
+    launch_at: tuple[Path, int] | None = None
+    """The file and the line on which the launch begins; None: it stands in no file."""
     lost: frozenset[str] = frozenset()
     """Arguments that the launch was meant to have, and that stand on a line of their own."""
     is_trainers: bool | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
+from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
@@ -40,7 +41,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_hjson = source.syntax == "hjson" and not _is_json_filled_in(source)
     if not is_deepspeeds and (is_hjson or is_named_yaml):
         rule = f"file.{source.syntax}"
-        yield violation_of(rule, path=source.path, reader=reader or consumer)
+        line, why = no_json(source.text)
+        at = (f"@{line}",) * is_hjson
+        yield violation_of(rule, *at, path=source.path, reader=reader or consumer, why=why)
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)

@@ -263,7 +263,6 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
-        lost = shell.lost_below(command)
         try:
             sources = _of_line(asked, text, why)
         except (JobError, RenderError) as error:
@@ -273,7 +272,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
             continue
         for one in sources:
             one = replace(one, not_judged=(*one.not_judged, *unread))
-            found.append(one if lost is None else _with_lost(one, lost))
+            found.append(_at_launch(one, command, shell.lost_below(command)))
     if not found:
         errors = (*failed.values(), *not_judged.values())
         first = min(errors, key=lambda one: type(one) is NotADsConfigError, default=None)
@@ -334,16 +333,15 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     return [_beside(one, arguments) for one in sources] if arguments else sources
 
 
-def _with_lost(source: Source, lost: "Command") -> Source:
-    """A configuration whose launch line has lost its end to a line of its own."""
+def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
+    """A configuration with the place of its launch line, and what that has lost below it."""
+    source = replace(source, launch_at=(command.path, command.line))
+    if lost is None:
+        return source
     flags = dict(flags_of([word.text for word in lost.words]))
-    violation = violation_of(
-        "file.lost_line",
-        path=source.asked,
-        line=lost.line,
-        cost=lost.cost_of_lost,
-        above=lost.line - 1,
-    )
+    rule = "file.blank_word" if lost.is_behind_blank else "file.lost_line"
+    at = f"@{lost.line - lost.is_behind_blank}"
+    violation = violation_of(rule, at, cost=lost.cost_of_lost, above=lost.line - 1)
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
@@ -432,6 +430,11 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     consumer, because = _consumer(asked.given, section, line, script, file)
     ranks = line.ranks.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
+    lost = []
+    if ranks and nodes and ranks > nodes and ranks % nodes:
+        facts: dict[str, Any] = {"ranks": ranks, "machines": nodes}
+        ranks -= ranks % nodes
+        lost = [violation_of("accelerate.processes", "num_processes", started=ranks, **facts)]
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     is_guessed = because.endswith(_NOTHING_TELLS)
     if is_guessed and not reader and script is not None and uses_lightnings(script):
@@ -493,7 +496,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     )
     on_a_node = source.per_node or (None if nodes else ranks)
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
-    refused = (*section.refused, *refusals(source), *devices, *_of_rank_flag(source, script))
+    of_flag = _of_rank_flag(source, script)
+    refused = (*section.refused, *refusals(source), *devices, *of_flag, *lost)
     return replace(source, not_judged=not_judged, refused=refused)
 
 
@@ -525,10 +529,8 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
-    where = "" if source.asked == source.path else f"{source.asked}: "
     if source.accelerator != "cpu":
-        for found in device_violations(ranks, line, visible):
-            yield replace(found, message=f"{where}{found.message}")
+        yield from device_violations(ranks, line, visible)
     by_node = {**file.section, **line.plugin}
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
     if is_accelerates and not source.not_for and (nodes or 1) > 1 and is_alone:
