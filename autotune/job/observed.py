@@ -190,10 +190,19 @@ class Observed(Stored):
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a rank and a backward pass, as they arrived."""
+        """Samples of a rank and a backward pass, as they arrived; their mean where they differ."""
+        if self.varies:
+            rows = self.description["rows"]
+            return max(1, round(sum(n * times for n, times in rows) / sum(t for _, t in rows)))
         if self._rows and self.rows_per_sample:
             return self._rows // self.rows_per_sample
         return self._stated_micro_batch or int(self.measured.read_back.get("micro_batch", 1))
+
+    @property
+    def varies(self) -> bool:
+        """Whether its micro-batches differ in size, and not only the last one of an epoch."""
+        rows = self.description.get("rows") or [(1, 1)]
+        return bool(2 * max(rows)[1] < sum(times for _, times in rows))
 
     @property
     def rows_per_sample(self) -> int:
@@ -203,6 +212,8 @@ class Observed(Stored):
         end into one row, rows do not count them.
         """
         rows, stated = self._rows, self._stated_micro_batch
+        if self.varies:
+            return 0
         if not rows or not stated or rows == stated:
             return 1
         if rows == 1:

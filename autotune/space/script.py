@@ -86,6 +86,8 @@ def reach_of(script: Observed) -> Reach:
         if "grad_accum" not in named:
             ways.pop("micro_batch", None)
         left_out.setdefault("micro_batch", "the script accumulates gradients by hand")
+    elif script.varies and "micro_batch" not in named:
+        left_out["micro_batch"] = "the script's batches differ in size"
     elif "grad_accum" in left_out:
         ways.pop("micro_batch", None)
         left_out["micro_batch"] = "the global batch would change with it"
@@ -165,14 +167,15 @@ def _batch_words(script: Observed) -> str:
     size, words = str(script.micro_batch), script.command
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        is_batch = flag.startswith("-") and _BATCH_FLAG.search(flag.lower())
+        is_batch = (equals or flag.startswith("-")) and _BATCH_FLAG.search(flag.lower())
         if is_batch and (value if equals else following) == size:
             return f"{flag}{equals or ' '}{{micro_batch={size}}} in the command"
     return f"{{micro_batch={size}}} in the command, once the script takes it as an argument"
 
 
-_BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")
-"""Names of flags that say how many samples a batch has, as scripts call them."""
+_BATCH_FLAG = re.compile(r"batch|([-_.]|^)m?bsz?$|^-b$")
+"""Names of flags, and of words with a value, that say how many samples a batch has, as scripts
+call them."""
 
 
 def _way_of_micro_batch(script: Observed) -> Way | None:

@@ -1,5 +1,6 @@
 """What went into an engine's forward passes, counted from the tensors that did."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,8 @@ class Intake:
         self.decided: tuple[int, int, int] | None = None
         """Counts of an earlier step that is decided on; None: it is the one at hand."""
         self._earlier_lengths: set[int] = set()
+        self.rows: Counter[int] = Counter()
+        """Samples of a micro-batch -> how many there were, in all steps before the one at hand."""
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
         """True if the next forward pass belongs to another backward pass than the last."""
@@ -88,6 +91,7 @@ class Intake:
 
     def restart(self) -> None:
         self._earlier_lengths.update(self.lengths)
+        self.rows.update(self.micro_batches)
         self._passes.clear()
         self._is_backward = False
 

@@ -6,6 +6,7 @@ What their code writes with `open` itself is theirs, and is written.
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ def hooks() -> list[Hook]:
             for name in names
         ),
         *(("deepspeed.monitor.monitor", name, _NoMonitor) for name in _MONITORS),
+        ("hydra.core.utils", "run_job", _run_hydra),
+        ("transformers.trainer", "Trainer.train", _train_anew),
+        # It insists on evaluations.
+        ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
@@ -45,6 +50,10 @@ def hooks() -> list[Hook]:
 def _nothing(*_: Any, **__: Any) -> bool:
     """Save nothing, and say as DeepSpeed does that it was saved."""
     return True
+
+
+def _pass_by(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
 class _NoMonitor:
@@ -73,22 +82,51 @@ _made: list[str] = []
 """Folders that it has made."""
 
 
-def watch_files() -> None:
-    """Let a script go on after files that were not saved, and keep the folders that it makes."""
+_spared: set[str] = set()
+"""Folders that it has removed, as it believes."""
+
+
+def watch_files(began_s: float) -> None:
+    """Let a script go on after files that were not saved, and keep the folders that it makes.
+
+    A folder with files from before the trial, which began at `began_s`, stays: it may hold
+    checkpoints, in whose place none is saved.
+    """
+
+    def remove_folder(remove: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
+            _spared.add(os.path.abspath(os.fspath(path)))
+        else:
+            remove(path, *args, **kwargs)
+
     for name in ("rename", "replace", "remove", "unlink"):
         setattr(os, name, around(getattr(os, name), _spare_unsaved))
+    shutil.rmtree = around(shutil.rmtree, remove_folder)
     os.mkdir = around(os.mkdir, _make_folder)
 
 
+def _has_older(folder: str | os.PathLike[str], moment_s: float) -> bool:
+    """Whether a folder holds a file that is older than a moment."""
+    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    with contextlib.suppress(OSError):
+        return any(file.lstat().st_ctime < moment_s for file in files)
+    return False
+
+
 def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    is_path = isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None
+    name = os.path.abspath(os.fspath(path)) if is_path else ""
+    if name in _spared and os.path.isdir(name):
+        _spared.remove(name)
+        return
     make(path, *args, **kwargs)
-    if isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None:
-        _made.append(os.path.abspath(os.fspath(path)))
+    if is_path:
+        _made.append(name)
 
 
 def _spare_unsaved(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
-    is_path = isinstance(path, str | os.PathLike)
-    if not is_path or os.path.abspath(path) not in _unsaved or os.path.lexists(path):
+    """Leave alone what was not saved, also where an earlier run left a file of that name."""
+    if not isinstance(path, str | os.PathLike) or os.path.abspath(path) not in _unsaved:
         call(path, *args, **kwargs)
         return
     for target in args:  # the new name
@@ -108,6 +146,28 @@ def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: An
     kwargs.pop("log_dir", None)
     kwargs.pop("logdir", None)
     make(writer, str(scratch() / "boards"), *args[1:], **kwargs)
+
+
+def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hydra's folder of a run is the trial's, unless the script works in that folder."""
+    from hydra import version
+    from omegaconf import OmegaConf
+
+    config, moves = kwargs.get("config"), kwargs.get("job_dir_key") == "hydra.run.dir"
+    works_there = config is not None and config.hydra.job.chdir
+    if works_there is None:
+        works_there = not version.base_at_least("1.2")
+    if moves and not works_there:
+        OmegaConf.update(config, "hydra.run.dir", output_folder(), force_add=True)
+    return run(*args, **kwargs)
+
+
+def _train_anew(
+    train: Callable[..., Any], trainer: Any, _: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """No checkpoint is loaded: one of another ZeRO stage would be refused."""
+    kwargs.pop("resume_from_checkpoint", None)
+    return train(trainer, None, *args, **kwargs)
 
 
 def quiet_arguments(arguments: Any) -> None:

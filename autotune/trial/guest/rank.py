@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from autotune.contract import Outcome, Phase
+from autotune.contract import SPEC_FILE, Outcome, Phase
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
@@ -32,7 +32,7 @@ _SEEN: Mapping[str, Any] = {
     **dict.fromkeys(("engines", "engines_trained"), 0),
     **dict.fromkeys(("config_file", "arguments_class", "client_optimizer"), ""),
     **{name: {} for name in ("config", "config_written", "arguments")},
-    **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths"), ()),
+    **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths", "rows"), ()),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
     **{"loader_batches": (), "recomputes": False},
@@ -96,7 +96,7 @@ class Guest(Rank):
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
-        quiet.watch_files()
+        quiet.watch_files((folder / SPEC_FILE).stat().st_ctime)
         sys.exit = around(sys.exit, guest._note_exit)
         os._exit = around(os._exit, guest._end)
         call_after_imports(guest.hooks())
@@ -371,9 +371,14 @@ class Guest(Rank):
             self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
-        """`sys.exit`, whose code nobody is told at the end of the interpreter."""
+        """`sys.exit`, whose code nobody is told at the end of the interpreter.
+
+        Where an error is handled by it, as Hydra and argparse do, that is the cause.
+        """
         if self._is_here:
             self._exit_code = code
+            if code and isinstance(error := sys.exc_info()[1], Exception):
+                self._last_error = error
         leave(code)
 
     def _end(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:

@@ -1,5 +1,7 @@
 import io
+import math
 import os
+import shutil
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +22,9 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, getattr(os, name))
     monkeypatch.setattr(quiet, "_unsaved", set())
     monkeypatch.setattr(quiet, "_made", [])
-    quiet.watch_files()
+    monkeypatch.setattr(shutil, "rmtree", shutil.rmtree)
+    monkeypatch.setattr(quiet, "_spared", set())
+    quiet.watch_files(0.0)
 
 
 @pytest.fixture
@@ -58,7 +62,25 @@ def test_a_checkpoint_of_before_the_trial_is_not_lost(saving: Any, tmp_path: Pat
     whole.write_text("trained for weeks")
     saving.save(torch.ones(3), partial)
     os.replace(partial, whole)
+    os.remove(whole)
     assert whole.read_text() == "trained for weeks"
+
+
+@pytest.mark.usefixtures("files")
+def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
+    model = tmp_path / "out" / "step_7" / "model.pt"
+    os.makedirs(model.parent)
+    model.touch()
+    shutil.rmtree(tmp_path / "out")
+    assert not model.parent.exists(), "made by the trial"
+    os.makedirs(model.parent)
+    model.write_text("trained for weeks")
+    quiet.watch_files(math.inf)
+    shutil.rmtree(tmp_path / "out")
+    os.mkdir(tmp_path / "out")  # which it takes for gone
+    assert model.read_text() == "trained for weeks"
+    with pytest.raises(FileExistsError):
+        os.mkdir(tmp_path / "out")
 
 
 @pytest.mark.usefixtures("files")
