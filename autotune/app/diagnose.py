@@ -65,12 +65,10 @@ def diagnose(
     if script is None:  # its arguments tell what it trains: it is the job's baseline
         assert job.baseline is not None
         engine, baseline = session.engine.baseline(job.baseline)
-        settings, origins = _settings_of(session, baseline), {}
-        remarks = tuple(engine.not_carried(baseline, "your command"))
+        origins, remarks = {}, tuple(engine.not_carried(baseline, "your command"))
     else:
         engine, baseline = session.engine, own_candidate(session)
-        settings, origins = _settings_of_script(script), script.origins
-        remarks = tuple(engine.remarks())
+        origins, remarks = script.origins, tuple(engine.remarks())
     study.lock()
     try:
         if not study.next_number():
@@ -102,7 +100,7 @@ def diagnose(
         study=str(study.folder),
         framework=engine.name if script is None else script.framework,
         model=job.model.name,
-        settings=settings,
+        settings=_settings(session, baseline),
         origins=origins,
         result=result,
         row=_row_of(study),
@@ -117,34 +115,20 @@ def diagnose(
     )
 
 
-def _settings_of_script(script: Observed) -> dict[str, Any]:
-    """What a command trains with, as its first run showed it."""
-    return {
-        "world": script.world,
-        "micro_batch": script.micro_batch,
-        "grad_accum": script.grad_accum,
-        "global_batch": script.global_batch,
-        "tokens_per_sample": script.seq_len if script.has_tokens else None,
-        "precision": script.precision,
-        "optimizer": script.description.get("optimizer"),
-        "n_params": script.description.get("n_params"),
-        "n_params_frozen": script.description.get("n_params_frozen"),
-    }
-
-
-def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
-    """The same of a command whose arguments tell it."""
-    job = session.job
+def _settings(session: Session, baseline: Candidate) -> dict[str, Any]:
+    """What a command trains with: as its first run showed it, or its arguments tell it."""
+    job, script = session.job, session.job.script
+    optimizer = job.optimizer.get("type", "Adam")
     return {
         "world": job.world,
         "micro_batch": baseline.micro_batch,
         "grad_accum": baseline.grad_accum,
         "global_batch": job.global_batch,
-        "tokens_per_sample": job.seq_len,
+        "tokens_per_sample": job.seq_len if script is None or script.has_tokens else None,
         "precision": job.precision,
-        "optimizer": str(job.optimizer.get("type", "Adam")),
+        "optimizer": str(optimizer) if script is None else script.description.get("optimizer"),
         "n_params": job.model.shape.n_params,
-        "n_params_frozen": 0,
+        "n_params_frozen": job.model.shape.n_params_frozen,
     }
 
 

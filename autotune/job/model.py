@@ -34,19 +34,8 @@ from autotune.job.model_families import (
     is_split_by_ulysses,
     shape_by_formula,
 )
-from autotune.job.model_shape import ModelShape, train_flops_per_token
+from autotune.job.model_shape import ModelShape
 from autotune.job.published import preset_of_repository, unsaid_layers
-
-__all__ = [
-    "Model",
-    "ModelShape",
-    "load_model",
-    "model_from_config",
-    "presets",
-    "train_flops_per_token",
-    "with_adapters",
-    "with_layers",
-]
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """How a callable that builds a model is named: `package.module:factory`."""

@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
-from autotune.job.model_shape import ModelShape
+from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
 from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
@@ -139,7 +139,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "largest_param": max(sizes.values()),
         "n_params_lookup": sum(_lookups(module)),
         "head_dim": _head_dim(known),
-        **_latent(known),
+        **({n: known(key) for n, key in LATENT_KEYS.items()} if known("kv_lora_rank") else {}),
         **_windows(config),
     }
     if n_experts > 1:
@@ -163,18 +163,6 @@ def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
         name
         for name, p in module.named_parameters()
         if _EXPERT.search(name) or (p.dim() == 3 and n_experts > 1 and p.shape[0] == n_experts)
-    }
-
-
-def _latent(known: Callable[..., int]) -> dict[str, int]:
-    if not known("kv_lora_rank"):
-        return {}
-    return {
-        "latent_q_rank": known("q_lora_rank"),
-        "latent_kv_rank": known("kv_lora_rank"),
-        "latent_nope_dim": known("qk_nope_head_dim"),
-        "latent_rope_dim": known("qk_rope_head_dim"),
-        "latent_value_dim": known("v_head_dim"),
     }
 
 

@@ -28,7 +28,8 @@ from autotune.contract import (
 )
 from autotune.contract.files import Stored
 from autotune.job.command import PLACEHOLDER
-from autotune.job.model import Model, ModelShape, model_from_config
+from autotune.job.model import Model, model_from_config
+from autotune.job.model_shape import ModelShape
 
 OBSERVED_FILE = "observed.json"
 """Name of the file, in the folder of the study."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from autotune.trial.scripts.train import IGNORED
+
 _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "inputs", "x")
 """Names of inputs whose first dimension is the samples, the most trusted first."""
 
@@ -34,12 +36,15 @@ class Intake:
     one micro-batch, be it of several forward passes.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *, by_labels: bool = False) -> None:
         """Hook into the engine's forward pass; evaluation is left out.
+
+        Tokens without a label are padding if it goes `by_labels`, else those without attention.
 
         A pipeline's engine calls its module's forward pass, and not its own; there each pass is a
         micro-batch, for forward and backward passes alternate as its schedule has it.
         """
+        self._by_labels = by_labels
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
         self.decided: tuple[int, int, int] | None = None
@@ -107,7 +112,9 @@ class Intake:
         mask = kwargs.get("attention_mask")
         real = None
         # Counted on the device and read after the step: reading here would wait for it.
-        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        if self._by_labels:
+            real = (kwargs["labels"] != IGNORED).sum()
+        elif isinstance(mask, torch.Tensor) and mask.dim() == 2:
             real = (mask != 0).sum()
         elif is_tokens:
             real = torch.tensor(first.numel(), device=first.device)

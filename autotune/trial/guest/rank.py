@@ -32,10 +32,12 @@ _SEEN: Mapping[str, Any] = {
     **dict.fromkeys(("engines", "engines_trained"), 0),
     **dict.fromkeys(("config_file", "arguments_class", "client_optimizer"), ""),
     **{name: {} for name in ("config", "config_written", "arguments")},
-    **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths", "rows"), ()),
+    **dict.fromkeys(
+        ("sources", "settings_read", "arrived", "micro_batches", "lengths", "rows"), ()
+    ),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "recomputes": False},
+    **{"loader_batches": (), "rows": (), "recomputes": False},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
