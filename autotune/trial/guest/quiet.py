@@ -4,6 +4,7 @@ What their code writes with `open` itself is theirs, and is written.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -31,7 +32,11 @@ def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
         *(
-            (module, f"{kind}.{name}".strip("."), _nothing)
+            (
+                module,
+                f"{kind}.{name}".strip("."),
+                _save if name.startswith("save") else _nothing,
+            )
             for module, kinds in _SILENT.items()
             for kind, names in kinds.items()
             for name in names
@@ -52,6 +57,17 @@ def _nothing(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Save nothing but what a script prepares, which it may read again."""
+    given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
+    return save(*args, **kwargs) if given and _is_preparing(given[0]) else True
+
+
+def _is_preparing(path: Any) -> bool:
+    """Whether there is no engine yet, and nothing of an earlier run at a path."""
+    return _prepares_since_s is not None and not _has_older(path, _prepares_since_s)
+
+
 def _pass_by(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
@@ -69,8 +85,8 @@ class _NoMonitor:
 def _save_in_memory(
     save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Objects still go into buffers, as ranks send them to one another; no file is written."""
-    if isinstance(f, str | os.PathLike):
+    """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
+    if isinstance(f, str | os.PathLike) and not _is_preparing(f):
         _unsaved.add(os.path.abspath(f))
     else:
         save(obj, f, *args, **kwargs)
@@ -82,6 +98,8 @@ _made: list[str] = []
 """Folders that it has made."""
 
 
+_prepares_since_s: float | None = None
+"""When the trial began; None once the script has an engine: what it saves then is a checkpoint."""
 _spared: set[str] = set()
 """Folders that it has removed, as it believes."""
 
@@ -92,6 +110,8 @@ def watch_files(began_s: float) -> None:
     A folder with files from before the trial, which began at `began_s`, stays: it may hold
     checkpoints, in whose place none is saved.
     """
+    global _prepares_since_s
+    _prepares_since_s = began_s
 
     def remove_folder(remove: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
@@ -105,9 +125,16 @@ def watch_files(began_s: float) -> None:
     os.mkdir = around(os.mkdir, _make_folder)
 
 
-def _has_older(folder: str | os.PathLike[str], moment_s: float) -> bool:
-    """Whether a folder holds a file that is older than a moment."""
-    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+def end_preparing() -> None:
+    """An engine is made: what is saved from here on is a checkpoint."""
+    global _prepares_since_s
+    _prepares_since_s = None
+
+
+def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:
+    """Whether a file, or one in a folder, is older than a moment."""
+    inside = (Path(at, name) for at, _, names in os.walk(path) for name in names)
+    files = [Path(path)] if os.path.isfile(path) else inside
     with contextlib.suppress(OSError):
         return any(file.lstat().st_ctime < moment_s for file in files)
     return False
@@ -150,15 +177,15 @@ def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: An
 
 def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
-    from hydra import version
+    from hydra.version import base_at_least
     from omegaconf import OmegaConf
 
-    config, moves = kwargs.get("config"), kwargs.get("job_dir_key") == "hydra.run.dir"
-    works_there = config is not None and config.hydra.job.chdir
+    given = inspect.signature(run).bind(*args, **kwargs).arguments
+    works_there = given["config"].hydra.job.chdir
     if works_there is None:
-        works_there = not version.base_at_least("1.2")
-    if moves and not works_there:
-        OmegaConf.update(config, "hydra.run.dir", output_folder(), force_add=True)
+        works_there = not base_at_least("1.2")
+    if not works_there:
+        OmegaConf.update(given["config"], given["job_dir_key"], output_folder(), force_add=True)
     return run(*args, **kwargs)
 
 

@@ -224,6 +224,7 @@ class Guest(Rank):
 
     def _initialize(self, initialize: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(initialize).bind_partial(*args, **kwargs)
+        quiet.end_preparing()
         if self._watched is None:
             self.reporter.enter(Phase.ENGINE_INIT)
         facts = self._edit(given.arguments)

@@ -24,7 +24,9 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "_made", [])
     monkeypatch.setattr(shutil, "rmtree", shutil.rmtree)
     monkeypatch.setattr(quiet, "_spared", set())
+    monkeypatch.setattr(quiet, "_prepares_since_s", None)
     quiet.watch_files(0.0)
+    quiet.end_preparing()
 
 
 @pytest.fixture
@@ -44,6 +46,18 @@ def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
     saving.save(torch.ones(3), tmp_path / "model.pt")
     saving.save(torch.ones(3), str(tmp_path / "model.pt"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("files")
+def test_what_is_saved_before_the_engine_is_there_may_be_read(saving: Any, tmp_path: Path) -> None:
+    quiet.watch_files(0.0)
+    saving.save(torch.ones(3), tmp_path / "cache.pt")
+    quiet.watch_files(math.inf)
+    saving.save(torch.ones(4), tmp_path / "cache.pt")
+    assert len(torch.load(tmp_path / "cache.pt")) == 3, "an earlier run's is not written over"
+    quiet.end_preparing()
+    saving.save(torch.ones(3), tmp_path / "checkpoint.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.pt"]
 
 
 @pytest.mark.usefixtures("files")
