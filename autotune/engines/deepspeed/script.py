@@ -406,10 +406,8 @@ class ScriptEngine(DeepSpeedEngine):
         stated = int(self._script.measured.read_back.get("micro_batch", 0))
         if self._script.varies:
             fewest, most = (pick(self._script.description["rows"])[0] for pick in (min, max))
-            found.append(
-                f"its passes have {fewest} to {most} samples: samples are counted by their mean, "
-                f"{self._script.micro_batch}, and whether a batch arrived whole cannot be told"
-            )
+            mean = self._script.micro_batch
+            found.append(f"its passes have {fewest} to {most} samples, which count as {mean} each")
         elif stated and stated != self._script.micro_batch:
             found.append(
                 f"the configuration says {stated} samples a pass, and {self._script.micro_batch} "

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.contract import SPEC_FILE, Outcome, Phase
@@ -250,7 +250,8 @@ class Guest(Rank):
         if given is None:
             return None
         config, file = configuration_of(given)
-        if arguments.get("optimizer") is None and not config.get("optimizer"):
+        optimizer = arguments.get("optimizer")
+        if optimizer is None and not config.get("optimizer"):
             return None
         facts = {"config_file": file, **self._origin(config)}
         if self.edits.configuration:
@@ -263,7 +264,7 @@ class Guest(Rank):
         return {
             **facts,
             "config": _plain(config),
-            "client_optimizer": _class_of(arguments.get("optimizer")),
+            "client_optimizer": "" if optimizer is None else type(optimizer).__name__,
             "gives_data": arguments.get("training_data") is not None,
         }
 
@@ -409,7 +410,8 @@ class Guest(Rank):
         elif self.seen["engines_trained"] == 0:
             why = "no engine that it made has an optimizer"
         else:
-            why = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
+            least = self.spec.measure.warmup_steps + MIN_SAMPLES
+            why = f"after {n_steps} optimizer steps, and at least {least} are needed"
         code = f" with exit code {self._exit_code}" if self._exit_code else ""
         ended = ScriptEndedError(f"the script ended by itself{code}: {why}")
         self.record(ended, Outcome.INVALID)
@@ -418,10 +420,6 @@ class Guest(Rank):
     def _is_here(self) -> bool:
         """True in the rank's own process, False in one that it has forked."""
         return os.getpid() == self.reporter.report.pid
-
-    @property
-    def _least_steps(self) -> int:
-        return self.spec.measure.warmup_steps + MIN_SAMPLES
 
     def _close(self) -> None:
         super()._close()
@@ -433,11 +431,8 @@ def _is_called_by_script() -> bool:
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
-    return frame is None or _package_of(frame) not in _NO_SCRIPTS
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] not in _NO_SCRIPTS
 
 
 def _fills_training_arguments(parser: Any) -> bool:
@@ -457,10 +452,6 @@ def _built_variables() -> dict[str, str]:
     """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
     return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
-
-
-def _class_of(value: Any) -> str:
-    return "" if value is None else type(value).__name__
 
 
 def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:

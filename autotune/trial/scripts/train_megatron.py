@@ -380,9 +380,8 @@ def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
 def make_chunks(config: Any, arguments: Arguments) -> list[Any]:
     """The chunks of the model that stand on this pipeline rank, with weights that mean nothing."""
     n_chunks = chunks_per_rank(arguments)
-    if n_chunks is None:
-        return [make_chunk(config, arguments, None)]
-    return [make_chunk(config, arguments, number) for number in range(n_chunks)]
+    numbers = [None] if n_chunks is None else range(n_chunks)
+    return [make_chunk(config, arguments, number) for number in numbers]
 
 
 def make_chunk(config: Any, arguments: Arguments, number: int | None) -> Any:
