@@ -169,14 +169,8 @@ def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
 def _windows(config: Any) -> dict[str, int]:
     """The window of attention, and the layers that have it."""
     text = _text_config(config)
-    window = next(
-        (
-            value
-            for name in ("sliding_window", "attention_chunk_size")
-            if type(value := getattr(text, name, None)) is int and value > 0
-        ),
-        0,
-    )
+    named = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    window = next((value for value in named if type(value) is int and value > 0), 0)
     kinds = getattr(text, "layer_types", None)
     n_layers = getattr(text, "num_hidden_layers", 0)
     cut = ("sliding_attention", "chunked_attention")

@@ -7,6 +7,7 @@ file, and takes them from here.
 import dataclasses
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,9 +171,20 @@ class Observed(Stored):
         """
         found: dict[str, list[tuple[list[str], Any]]] = {}
         for key, value in configuration.items():
-            if (place := self.place_of(key)) is not None:
+            if (place := self.place_of(key)) is not None and not self.is_set_by_word(key):
                 found.setdefault(place[0], []).append((list(place[1]), value))
         return found
+
+    def is_set_by_word(self, key: str) -> bool:
+        """Whether a placeholder means a dotted key whose file the command does not name."""
+        place = self.place_of(key)
+        is_meant = any(_KEYS.get(name) == key for name in self.placeholders)
+        return is_meant and place is not None and not self.names(place[0])
+
+    def names(self, path: str) -> bool:
+        """Whether a word of the command is a file."""
+        words = (os.path.join(self.folder, word.rpartition("=")[2]) for word in self.command)
+        return path in map(os.path.abspath, words)
 
     @property
     def framework(self) -> str:
@@ -203,7 +215,7 @@ class Observed(Stored):
     def varies(self) -> bool:
         """Whether its micro-batches differ in size, and not only the last one of an epoch."""
         rows = self.description.get("rows") or [(1, 1)]
-        return bool(2 * max(rows)[1] < sum(times for _, times in rows))
+        return len(rows) > 2 or bool(4 * max(rows)[1] < 3 * sum(times for _, times in rows))
 
     @property
     def rows_per_sample(self) -> int:

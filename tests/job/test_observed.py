@@ -42,8 +42,13 @@ def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
 
 @pytest.mark.parametrize(
     ("rows", "rows_per_sample", "micro_batch"),
-    [([[2, 3], [3, 4], [6, 3]], 0, 4), ([[5, 2], [8, 18]], 1, 8), ([], 1, 8)],
-    ids=["by tokens", "the last of an epoch", "older"],
+    [
+        ([[2, 3], [3, 4], [6, 3]], 0, 4),
+        ([[2, 6], [3, 8]], 0, 3),
+        ([[5, 2], [8, 18]], 1, 8),
+        ([], 1, 8),
+    ],
+    ids=["by tokens", "of two sizes", "the last of an epoch", "older"],
 )
 def test_batches_that_differ_count_by_their_mean(
     rows: list[list[int]], rows_per_sample: int, micro_batch: int

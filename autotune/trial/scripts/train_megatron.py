@@ -379,8 +379,7 @@ def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
 
 def make_chunks(config: Any, arguments: Arguments) -> list[Any]:
     """The chunks of the model that stand on this pipeline rank, with weights that mean nothing."""
-    n_chunks = chunks_per_rank(arguments)
-    numbers = [None] if n_chunks is None else range(n_chunks)
+    numbers = range(count) if (count := chunks_per_rank(arguments)) else [None]
     return [make_chunk(config, arguments, number) for number in numbers]
 
 
