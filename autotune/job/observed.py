@@ -205,7 +205,7 @@ class Observed(Stored):
     def micro_batch(self) -> int:
         """Samples of a rank and a backward pass, as they arrived; their mean where they differ."""
         if self.varies:
-            rows = self.description["rows"]
+            rows: list[list[int]] = self.description["rows"]
             return max(1, round(sum(n * times for n, times in rows) / sum(t for _, t in rows)))
         if self._rows and self.rows_per_sample:
             return self._rows // self.rows_per_sample

@@ -121,7 +121,7 @@ def watch_files(began_s: float) -> None:
 
     for name in ("rename", "replace", "remove", "unlink"):
         setattr(os, name, around(getattr(os, name), _spare_unsaved))
-    shutil.rmtree = around(shutil.rmtree, remove_folder)
+    vars(shutil)["rmtree"] = around(shutil.rmtree, remove_folder)
     os.mkdir = around(os.mkdir, _make_folder)
 
 
