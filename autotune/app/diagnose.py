@@ -95,6 +95,7 @@ def diagnose(
             f"study {study.name} holds no run of the command", f"start anew with {switch('fresh')}"
         )
     explanation = _explained(study, 0 if first is None else first.number, notes)
+    first_row = read_story(study).table[:1]
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
@@ -103,7 +104,7 @@ def diagnose(
         settings=_settings(session, baseline),
         origins=origins,
         result=result,
-        row=_row_of(study),
+        row=json.loads(first_row.to_json(orient="records", date_format="iso"))[0],
         memory_bytes=_memory_of(session, baseline),
         explanation=explanation,
         remarks=remarks,
@@ -157,12 +158,6 @@ def _explained(study: Study, number: int, notes: list[str]) -> Explanation | Non
     except StudyError as error:
         notes.append(error.message)
         return None
-
-
-def _row_of(study: Study) -> dict[str, Any]:
-    first = read_story(study).table[:1]
-    row: dict[str, Any] = json.loads(first.to_json(orient="records", date_format="iso"))[0]
-    return row
 
 
 def _run_own(

@@ -123,7 +123,6 @@ def open_command_session(
     else:
         script = _observed(command, flags, study, fleet=fleet, options=options, note=note)
         keys, found = _keys_of_script(script, study, flags), script.measured.versions
-        # Releases in the command's own environment, by the fields of `Environment`.
         versions = {f"{name}_version": found[name] for name in VERSIONED if name in found}
     return open_session(
         None,

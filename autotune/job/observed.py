@@ -31,6 +31,7 @@ from autotune.contract.files import Stored
 from autotune.job.command import PLACEHOLDER
 from autotune.job.model import Model, model_from_config
 from autotune.job.model_shape import ModelShape
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES
 
 OBSERVED_FILE = "observed.json"
 """Name of the file, in the folder of the study."""
@@ -43,7 +44,8 @@ norms, biases and learned positions explain less."""
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _KEYS = {"zero.stage": "zero_optimization.stage", "micro_batch": _MICRO, "grad_accum": _ACCUM}
 """Knobs that a placeholder may name -> their keys in DeepSpeed's configuration."""
-_TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
+_PLAIN = ("trainer", "trl")
+_TRAINERS = (*_PLAIN, "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
 _READ_BACK = {
     "zero.stage": "stage",
@@ -331,8 +333,10 @@ class Observed(Stored):
 
     @property
     def switches_recompute(self) -> bool:
-        """Whether recomputation can be switched: by Trainer's arguments or by a placeholder."""
-        return self.is_trainer or "recompute" in self.placeholders
+        """Whether Trainer's arguments or a placeholder switch recomputation, and not the code."""
+        is_on = self.description.get("recomputed_layers") and self.framework in _PLAIN
+        is_told = not is_on or any(map(self.arguments.get, RECOMPUTE_NAMES))
+        return (self.is_trainer and is_told) or "recompute" in self.placeholders
 
     @property
     def optimizer(self) -> dict[str, Any]:

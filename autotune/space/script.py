@@ -99,10 +99,11 @@ def reach_of(script: Observed) -> Reach:
             )
         else:
             ways["micro_batch"] = way
-    for name in ("recompute", "compile"):
+    switched = {"recompute": script.switches_recompute, "compile": script.is_trainer}
+    for name, is_argument in switched.items():
         if name in ways:
             continue
-        if script.is_trainer:
+        if is_argument:
             ways[name] = "arguments"
         else:
             left_out.setdefault(name, f"the script switches it itself{_FLAGS.get(name, '')}")
