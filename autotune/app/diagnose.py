@@ -68,12 +68,10 @@ def diagnose(
     if script is None:  # its arguments tell what it trains: it is the job's baseline
         assert job.baseline is not None
         engine, baseline = session.engine.baseline(job.baseline)
-        origins: Mapping[str, str] = {}
-        remarks = tuple(engine.not_carried(baseline, "your command"))
+        origins, remarks = {}, tuple(engine.not_carried(baseline, "your command"))
     else:
         engine, baseline = session.engine, own_candidate(session)
-        origins = script.origins
-        remarks = tuple(engine.remarks())
+        origins, remarks = script.origins, tuple(engine.remarks())
     study.lock()
     try:
         if not study.next_number():
@@ -108,7 +106,7 @@ def diagnose(
         study=str(study.folder),
         framework=engine.name if script is None else script.framework,
         model=job.model.name,
-        settings=_settings_of(session, baseline),
+        settings=_settings(session, baseline),
         origins=origins,
         result=result,
         row=json.loads(table.to_json(orient="records", date_format="iso"))[0],
@@ -133,14 +131,10 @@ def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
     return f"{shlex.join(words)} -- {in_short(command)}"
 
 
-def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
-    """What a command trains with, as its arguments tell or its first run showed it."""
+def _settings(session: Session, baseline: Candidate) -> dict[str, Any]:
+    """What a command trains with: as its first run showed it, or its arguments tell it."""
     job, script = session.job, session.job.script
-    seen: dict[str, Any] = {}
-    if script is not None:
-        names = ("optimizer", "n_params", "n_params_frozen")
-        seen = {name: script.description.get(name) for name in names}
-        seen |= {"micro_batch": script.micro_batch, "grad_accum": script.grad_accum}
+    optimizer = job.optimizer.get("type", "Adam")
     return {
         "world": job.world,
         "micro_batch": baseline.micro_batch,
@@ -148,10 +142,9 @@ def _settings_of(session: Session, baseline: Candidate) -> dict[str, Any]:
         "global_batch": job.global_batch,
         "tokens_per_sample": job.seq_len if script is None or script.has_tokens else None,
         "precision": job.precision,
-        "optimizer": str(job.optimizer.get("type", "Adam")),
+        "optimizer": str(optimizer) if script is None else script.description.get("optimizer"),
         "n_params": job.model.shape.n_params,
-        "n_params_frozen": 0,
-        **seen,
+        "n_params_frozen": job.model.shape.n_params_frozen,
     }
 
 

@@ -122,7 +122,8 @@ def open_command_session(
         keys = _keys_of_arguments(job, command, study, note)
     else:
         script = _observed(command, flags, study, fleet=fleet, options=options, note=note)
-        keys, versions = _keys_of_script(script, study, flags), _versions(script)
+        keys, found = _keys_of_script(script, study, flags), script.measured.versions
+        versions = {f"{name}_version": found[name] for name in VERSIONED if name in found}
     return open_session(
         None,
         {**flags, **keys, "study": study.name},
@@ -448,9 +449,3 @@ def _as_trial(script: Observed, spec: TrialSpec) -> TrialResult:
         samples_per_s_low=rate(seen.step_time_high_s),
         samples_per_s_high=rate(seen.step_time_low_s),
     )
-
-
-def _versions(script: Observed) -> dict[str, str]:
-    """Releases in the command's own environment, by the fields of `Environment`."""
-    versions = script.measured.versions
-    return {f"{name}_version": versions[name] for name in VERSIONED if name in versions}

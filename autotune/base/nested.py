@@ -79,21 +79,18 @@ def clashes(
 
 
 def value_at(data: Mapping[str, Any], path: Sequence[str]) -> Any:
-    """The value at a path that is there."""
+    """The value at a path of keys, None where there is none (JSON's null counts as none)."""
     value: Any = data
     for name in path:
-        value = value[name]
+        # A lattice looks up millions, nearly all of them in dicts.
+        is_section = type(value) is dict or isinstance(value, Mapping)
+        value = value.get(name) if is_section else None
     return value
 
 
 def look_up(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, None where there is none (JSON's null counts as none)."""
-    value: Any = config
-    for key in _keys_of(path):
-        # A lattice looks up millions, nearly all of them in dicts.
-        is_section = type(value) is dict or isinstance(value, Mapping)
-        value = value.get(key) if is_section else None
-    return value
+    """`value_at` of a dotted path."""
+    return value_at(config, _keys_of(path))
 
 
 @lru_cache(maxsize=4096)

@@ -207,8 +207,10 @@ class CommandTraining:
             return True
         if key not in self.carried:
             return self.takes_file
-        place = self.script.place_of(key)  # what no file has came by the words of the command
-        return place is None or (place[0] in self.files_read and self._names(place[0]))
+        place = self.script.place_of(key)
+        if place is None or self.script.is_set_by_word(key):
+            return True  # it came by the words of the command
+        return place[0] in self.files_read and self.script.names(place[0])
 
     def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
         """The user's file that brought a key in the trial, and its place there."""
@@ -260,6 +262,8 @@ class CommandTraining:
     def _where(self, key: str) -> str:
         """The place of a key that the command does not carry, for the README."""
         place, config = self._arrives_from(key), self.script.description.get("config_file")
+        if self.script.is_set_by_word(key):  # and the word did not bring it
+            place = self.script.place_of(key)
         if place is None and config:
             place = str(config), tuple(key.split("."))
         if place is None:
@@ -279,10 +283,6 @@ class CommandTraining:
             names[path] = name
         return names
 
-    def _names(self, path: str) -> bool:
-        """True if a word of the command is a file."""
-        return self._with_file(self.script.command, path, "") != self.script.command
-
     def _with_file(self, words: list[str], path: str, name: str) -> list[str]:
         """Words in which a file of the export stands for one of the user's."""
         found = []
@@ -296,7 +296,7 @@ class CommandTraining:
     def names_config(self) -> bool:
         """True if a word of the command is DeepSpeed's file."""
         config = self.script.description.get("config_file", "")
-        return bool(config) and self._names(config)
+        return bool(config) and self.script.names(config)
 
     @property
     def is_set_up_by_accelerate(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.nested import look_up, nested
+from autotune.base.nested import look_up, nested, value_at
 from autotune.base.user_text import STANDARD_INPUT, read_text
 from autotune.check.edit import edit
 from autotune.check.written import not_edited, text_diff
@@ -49,7 +49,6 @@ from autotune.export.trainer import SIZES, recompute_names
 from autotune.space.knobs import canonical
 from autotune.space.script import IMPLEMENTATION, IMPLEMENTATIONS
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.edits import value_at
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT, RECOMPUTE_NAMES, as_argument_of
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS

@@ -34,19 +34,8 @@ from autotune.job.model_families import (
     is_split_by_ulysses,
     shape_by_formula,
 )
-from autotune.job.model_shape import ModelShape, train_flops_per_token
+from autotune.job.model_shape import ModelShape
 from autotune.job.published import preset_of_repository, unsaid_layers
-
-__all__ = [
-    "Model",
-    "ModelShape",
-    "load_model",
-    "model_from_config",
-    "presets",
-    "train_flops_per_token",
-    "with_adapters",
-    "with_layers",
-]
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """How a callable that builds a model is named: `package.module:factory`."""
@@ -126,7 +115,9 @@ def load_model(text: str) -> Model:
         path = Path(os.path.expanduser(text))
         is_folder = os.path.isdir(path)
         file_path = path / "config.json" if is_folder else path
-        name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
+        real = Path(os.path.realpath(path))
+        is_named_by_folder = path.name == "config.json"
+        name = real.name if is_folder else real.parent.name if is_named_by_folder else path.stem
         return model_from_config(name, _read_config(file_path), where=str(file_path))
     if FACTORY.fullmatch(text):
         source = {"factory": text, "path": [str(Path.cwd())]}
@@ -237,10 +228,6 @@ _NEEDLESS = re.compile(
     r"|author\w*|user(name)?|urls?|homepage|citation|tags"
 )
 """Keys of a model's config that say whose it is and where from: its shape follows from others."""
-
-
-def _name_of_file(path: Path) -> str:
-    return Path(os.path.realpath(path)).parent.name if path.name == "config.json" else path.stem
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
-from autotune.job.model_shape import ModelShape
+from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.trial.transformer_shape import attention_window
 
 _MOST = 2**31 - 1
@@ -393,13 +393,7 @@ def _latent(keys: _Keys) -> _AttentionSizes:
         n_params=n_params,
         widest=max(query_up, value_up, out, hidden * (kv_rank + rope), hidden * q_rank),
         head_dim=(nope + rope + value) // 2,
-        latent={
-            "latent_q_rank": q_rank,
-            "latent_kv_rank": kv_rank,
-            "latent_nope_dim": nope,
-            "latent_rope_dim": rope,
-            "latent_value_dim": value,
-        },
+        latent={name: keys.number(key) for name, key in LATENT_KEYS.items()},
     )
 
 

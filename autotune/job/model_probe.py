@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
-from autotune.job.model_shape import ModelShape
+from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
 from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
@@ -140,7 +140,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "largest_param": max(sizes.values()),
         "n_params_lookup": sum(_lookups(module)),
         "head_dim": _head_dim(known),
-        **_latent(known),
+        **({n: known(key) for n, key in LATENT_KEYS.items()} if known("kv_lora_rank") else {}),
         **_windows(config),
     }
     if n_experts > 1:
@@ -167,29 +167,11 @@ def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
     }
 
 
-def _latent(known: Callable[..., int]) -> dict[str, int]:
-    if not known("kv_lora_rank"):
-        return {}
-    return {
-        "latent_q_rank": known("q_lora_rank"),
-        "latent_kv_rank": known("kv_lora_rank"),
-        "latent_nope_dim": known("qk_nope_head_dim"),
-        "latent_rope_dim": known("qk_rope_head_dim"),
-        "latent_value_dim": known("v_head_dim"),
-    }
-
-
 def _windows(config: Any) -> dict[str, int]:
     """The window of attention, and the layers that have it."""
     text = _text_config(config)
-    window = next(
-        (
-            value
-            for name in ("sliding_window", "attention_chunk_size")
-            if type(value := getattr(text, name, None)) is int and value > 0
-        ),
-        0,
-    )
+    named = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    window = next((value for value in named if type(value) is int and value > 0), 0)
     kinds = getattr(text, "layer_types", None)
     n_layers = getattr(text, "num_hidden_layers", 0)
     cut = ("sliding_attention", "chunked_attention")

@@ -2,6 +2,15 @@
 
 from dataclasses import dataclass
 
+LATENT_KEYS = {
+    "latent_q_rank": "q_lora_rank",
+    "latent_kv_rank": "kv_lora_rank",
+    "latent_nope_dim": "qk_nope_head_dim",
+    "latent_rope_dim": "qk_rope_head_dim",
+    "latent_value_dim": "v_head_dim",
+}
+"""Fields of `ModelShape` for latent attention -> keys of Hugging Face's configs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:

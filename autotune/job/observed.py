@@ -7,6 +7,7 @@ file, and takes them from here.
 import dataclasses
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from autotune.contract import (
 )
 from autotune.contract.files import Stored
 from autotune.job.command import PLACEHOLDER
-from autotune.job.model import Model, ModelShape, model_from_config
+from autotune.job.model import Model, model_from_config
+from autotune.job.model_shape import ModelShape
+from autotune.trial.guest.frameworks import RECOMPUTE_NAMES
 
 OBSERVED_FILE = "observed.json"
 """Name of the file, in the folder of the study."""
@@ -41,7 +44,8 @@ norms, biases and learned positions explain less."""
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _KEYS = {"zero.stage": "zero_optimization.stage", "micro_batch": _MICRO, "grad_accum": _ACCUM}
 """Knobs that a placeholder may name -> their keys in DeepSpeed's configuration."""
-_TRAINERS = ("trainer", "trl", "llama-factory", "axolotl", "ms-swift")
+_PLAIN = ("trainer", "trl")
+_TRAINERS = (*_PLAIN, "llama-factory", "axolotl", "ms-swift")
 """Frameworks that train by transformers' Trainer."""
 _READ_BACK = {
     "zero.stage": "stage",
@@ -169,9 +173,20 @@ class Observed(Stored):
         """
         found: dict[str, list[tuple[list[str], Any]]] = {}
         for key, value in configuration.items():
-            if (place := self.place_of(key)) is not None:
+            if (place := self.place_of(key)) is not None and not self.is_set_by_word(key):
                 found.setdefault(place[0], []).append((list(place[1]), value))
         return found
+
+    def is_set_by_word(self, key: str) -> bool:
+        """Whether a placeholder means a dotted key whose file the command does not name."""
+        place = self.place_of(key)
+        is_meant = any(_KEYS.get(name) == key for name in self.placeholders)
+        return is_meant and place is not None and not self.names(place[0])
+
+    def names(self, path: str) -> bool:
+        """Whether a word of the command is a file."""
+        words = (os.path.join(self.folder, word.rpartition("=")[2]) for word in self.command)
+        return path in map(os.path.abspath, words)
 
     @property
     def framework(self) -> str:
@@ -190,10 +205,19 @@ class Observed(Stored):
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a rank and a backward pass, as they arrived."""
+        """Samples of a rank and a backward pass, as they arrived; their mean where they differ."""
+        if self.varies:
+            rows: list[list[int]] = self.description["rows"]
+            return max(1, round(sum(n * times for n, times in rows) / sum(t for _, t in rows)))
         if self._rows and self.rows_per_sample:
             return self._rows // self.rows_per_sample
         return self._stated_micro_batch or int(self.measured.read_back.get("micro_batch", 1))
+
+    @property
+    def varies(self) -> bool:
+        """Whether its micro-batches differ in size, and not only the last one of an epoch."""
+        rows = self.description.get("rows") or [(1, 1)]
+        return len(rows) > 2 or bool(4 * max(rows)[1] < 3 * sum(times for _, times in rows))
 
     @property
     def rows_per_sample(self) -> int:
@@ -203,6 +227,8 @@ class Observed(Stored):
         end into one row, rows do not count them.
         """
         rows, stated = self._rows, self._stated_micro_batch
+        if self.varies:
+            return 0
         if not rows or not stated or rows == stated:
             return 1
         if rows == 1:
@@ -307,8 +333,10 @@ class Observed(Stored):
 
     @property
     def switches_recompute(self) -> bool:
-        """Whether recomputation can be switched: by Trainer's arguments or by a placeholder."""
-        return self.is_trainer or "recompute" in self.placeholders
+        """Whether Trainer's arguments or a placeholder switch recomputation, and not the code."""
+        is_on = self.description.get("recomputed_layers") and self.framework in _PLAIN
+        is_told = not is_on or any(map(self.arguments.get, RECOMPUTE_NAMES))
+        return (self.is_trainer and is_told) or "recompute" in self.placeholders
 
     @property
     def optimizer(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.contract import MOST_LOSSES, KnobValue, Origin
 from autotune.devices.hardware import Environment
 from autotune.job.job import GUARD_STEPS, ObjectiveWish
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 from autotune.space.knob import Context
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from autotune.base.text import csv_text
 from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.lengths import attended_tokens
-from autotune.job.model import ModelShape, train_flops_per_token
+from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import Facts
 from autotune.record.guard import guards_of

@@ -15,7 +15,7 @@ from autotune.base.yaml_file import number_of
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.job.job import DEFAULT_WORKLOAD, Job
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import format_value
 
 Knobs = Mapping[str, KnobValue]

@@ -95,6 +95,8 @@ def _facts(script: Observed) -> dict[str, bool]:
         "accumulates_by_hand": script.accumulates_by_hand,
         "leaves_accumulation": "grad_accum" in script.placeholders_left_alone,
         "batches_by_config": by_config or description.get("engine") == "PipelineEngine",
+        "varies": script.varies,
+        "switches_recompute": script.switches_recompute,
         "has_optimizer": bool(script.config.get("optimizer")),
         "has_implementation": bool(implementation_of(script)),
         "is_cpu_adam": description.get("client_optimizer") == "DeepSpeedCPUAdam",
@@ -137,14 +139,15 @@ def _batch_words(script: Observed) -> str:
     size, words = str(script.micro_batch), script.command
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        is_batch = flag.startswith("-") and _BATCH_FLAG.search(flag.lower())
+        is_batch = (equals or flag.startswith("-")) and _BATCH_FLAG.search(flag.lower())
         if is_batch and (value if equals else following) == size:
             return f"{flag}{equals or ' '}{{micro_batch={size}}} in the command"
     return f"{{micro_batch={size}}} in the command, once the script takes it as an argument"
 
 
-_BATCH_FLAG = re.compile(r"batch|[-_]m?bsz?$|^-b$")
-"""Names of flags that say how many samples a batch has, as scripts call them."""
+_BATCH_FLAG = re.compile(r"batch|([-_.]|^)m?bsz?$|^-b$")
+"""Names of flags, and of words with a value, that say how many samples a batch has, as scripts
+call them."""
 
 
 def _values(candidate: Candidate) -> dict[str, KnobValue]:

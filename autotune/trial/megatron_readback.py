@@ -71,7 +71,7 @@ def read_back(training: Any) -> dict[str, Any]:
         "overlap_grad_reduce": bool(of_data.overlap_grad_reduce),
         "overlap_param_gather": bool(of_data.overlap_param_gather),
         "recompute": _recompute(config),
-        "dtype": _DTYPE_NAMES[_largest(chunks).dtype],
+        "dtype": _DTYPE_NAMES[max(_parameters(chunks), key=torch.Tensor.numel).dtype],
         "n_layers": _total(_n_layers(chunks), parallel_state.get_pipeline_model_parallel_group()),
         "n_params": _n_params(chunks),
         "padded_vocab": unwrapped(chunks[0]).vocab_size,
@@ -188,10 +188,6 @@ def _dispatcher(config: Any) -> str:
 
 def _parameters(chunks: Iterable[Any]) -> list[torch.nn.Parameter]:
     return [parameter for chunk in chunks for parameter in chunk.parameters()]
-
-
-def _largest(chunks: Iterable[Any]) -> torch.nn.Parameter:
-    return max(_parameters(chunks), key=torch.Tensor.numel)
 
 
 def _n_layers(chunks: Iterable[Any]) -> int:

@@ -146,8 +146,8 @@ def _stage(engine: Any) -> int:
 
 def _tp(module: torch.nn.Module) -> int:
     """Largest group over which a layer is really split; AutoTP may find nothing to split."""
-    degrees = [m.tp_world_size for m in module.modules() if _is_split(m)]
-    return max(degrees, default=1)
+    layers = (m for m in module.modules() if isinstance(m, TensorParallel_Layer))
+    return max((m.tp_world_size for m in layers if m.mp_group is not None), default=1)
 
 
 def _sp(engine: Any) -> int:
@@ -161,10 +161,6 @@ def _ep(module: torch.nn.Module) -> int:
     """Ranks of the group over which the experts of a layer are spread."""
     spread = [m.ep_group for m in module.modules() if getattr(m, "ep_group", None) is not None]
     return max((dist.get_world_size(group=group) for group in spread), default=1)
-
-
-def _is_split(module: torch.nn.Module) -> bool:
-    return isinstance(module, TensorParallel_Layer) and module.mp_group is not None
 
 
 def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
@@ -250,7 +246,7 @@ def _read_swapping(engine: Any, optimizer: Any) -> dict[str, Any]:
         found["offload_ratio"] = optimizer.partial_offload
     if (swapper := optimizer.optimizer_swapper) is not None:
         reads, writes = (getattr(swapper, f"async_swap_{way}", False) for way in ("in", "out"))
-        found["offload_pipeline"] = _PIPELINES[bool(reads), bool(writes)]
+        found["offload_pipeline"] = _PIPELINES[bool(reads) + 2 * bool(writes)]
     swappers = (getattr(p, "nvme_swapper", None) for p in engine.module.parameters())
     if (param_swapper := next((s for s in swappers if s is not None), None)) is not None:
         found["offload_param_max_in_cpu"] = optimizer.max_params_in_cpu
@@ -259,12 +255,7 @@ def _read_swapping(engine: Any, optimizer: Any) -> dict[str, Any]:
     return found
 
 
-_PIPELINES = {
-    (True, True): "both",
-    (True, False): "read",
-    (False, True): "write",
-    (False, False): "none",
-}
+_PIPELINES = ("none", "read", "write", "both")
 
 
 def _hpz_partition_size() -> int:

@@ -19,7 +19,6 @@ from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.engines.base import Driver, LiveEngine, differences
 from autotune.trial.faults import NonFiniteLossError, ReadBackError
 from autotune.trial.rank import Rank
-from autotune.trial.scripts.train import IGNORED
 from autotune.trial.surroundings import Watch
 from autotune.trial.variables import CORES_ENV
 
@@ -238,29 +237,3 @@ class Stopwatch:
         if self._tokens is not None:
             self._tokens.restart()
         self._step_began_s = time.perf_counter()
-
-
-class TokenCounter:
-    """Counts what goes through an engine's forward passes where samples differ in length."""
-
-    def __init__(self, engine: Any) -> None:
-        self._real: list[torch.Tensor] = []
-        self._padded = 0
-        self._steps: list[tuple[int, int]] = []
-        engine.register_forward_pre_hook(self._see, with_kwargs=True)
-
-    def add(self) -> None:
-        self._steps.append((int(torch.stack(self._real).sum().item()), self._padded))
-
-    def since(self, first: int) -> tuple[int, int]:
-        real, padded = zip(*self._steps[first:], strict=True)
-        return sum(real), sum(padded)
-
-    def restart(self) -> None:
-        self._real.clear()
-        self._padded = 0
-
-    def _see(self, _: torch.nn.Module, __: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        # Counted on the device and read after the step: reading here would wait for the device.
-        self._real.append((inputs["labels"] != IGNORED).sum())
-        self._padded += inputs["labels"].numel()

@@ -43,8 +43,9 @@ def _run(rank: Rank) -> NoReturn:
     driver.load_code(spec.layout.accelerator)
     import torch
 
+    from autotune.trial.guest.intake import Intake
     from autotune.trial.memory import peak_rss_bytes
-    from autotune.trial.stopwatch import Stopwatch, TokenCounter
+    from autotune.trial.stopwatch import Stopwatch
 
     config = driver.read_config(spec, rank.folder)
     reporter.report.versions = versions()
@@ -61,7 +62,7 @@ def _run(rank: Rank) -> NoReturn:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         rank.meter.cap()
         is_loss_scaled = workload.precision == "fp16"
-        tokens = TokenCounter(engine) if is_drawn(workload.lengths) else None
+        tokens = Intake(engine, by_labels=True) if is_drawn(workload.lengths) else None
         live = driver.live(engine)
         Stopwatch(rank, driver, live, is_loss_scaled=is_loss_scaled, tokens=tokens).attach()
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from autotune.base.errors import JobError
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job
-from autotune.job.model import load_model, train_flops_per_token
+from autotune.job.model import load_model
+from autotune.job.model_shape import train_flops_per_token
 from autotune.trial.scripts.train import add_adapters
 from tests.cases import Cases
 

@@ -22,13 +22,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from autotune.base.errors import JobError
 from autotune.job import model_probe
 from autotune.job.model import (
-    ModelShape,
     load_model,
     model_from_config,
     presets,
-    train_flops_per_token,
 )
 from autotune.job.model_families import FAMILIES, is_split_by_ulysses, shape_by_formula
+from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
 from tests.cases import Cases

@@ -40,6 +40,24 @@ def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
     assert untold.micro_batch == max(arrived), "its own loader may make what it likes"
 
 
+@pytest.mark.parametrize(
+    ("rows", "rows_per_sample", "micro_batch"),
+    [
+        ([[2, 3], [3, 4], [6, 3]], 0, 4),
+        ([[2, 6], [3, 8]], 0, 3),
+        ([[5, 2], [8, 18]], 1, 8),
+        ([], 1, 8),
+    ],
+    ids=["by tokens", "of two sizes", "the last of an epoch", "older"],
+)
+def test_batches_that_differ_count_by_their_mean(
+    rows: list[list[int]], rows_per_sample: int, micro_batch: int
+) -> None:
+    of_batches = {"micro_batches": [8, 8], "asks_micro_batch": False, "rows": rows}
+    script = observed({**RAW, **of_batches})
+    assert (script.rows_per_sample, script.micro_batch) == (rows_per_sample, micro_batch)
+
+
 def test_what_follows_from_the_global_batch_comes_from_there() -> None:
     written = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
     of_file = {**RAW, "config_file": "/x/ds.json", "config_written": written}

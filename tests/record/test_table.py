@@ -11,7 +11,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.engines.base import find_engine
-from autotune.job.model import train_flops_per_token
+from autotune.job.model_shape import train_flops_per_token
 from autotune.record.study import Study
 from autotune.record.table import (
     SUMMARY,

@@ -1,6 +1,7 @@
 """How the script of Megatron's trials hands its arguments to Megatron Core."""
 
 import sys
+from dataclasses import make_dataclass
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -10,9 +11,13 @@ from autotune.trial.scripts import train_megatron
 
 @pytest.fixture
 def of_core(monkeypatch):
-    """Megatron Core's configuration of data parallelism, which keeps what it is given."""
+    """Megatron Core's configuration of data parallelism, with its switches off."""
     module = ModuleType("megatron.core.distributed")
-    module.DistributedDataParallelConfig = SimpleNamespace
+    switches = ("grad_reduce_in_fp32", "nccl_ub", "check_for_nan_in_grad", "bucket_size")
+    switches += ("use_megatron_fsdp", "fsdp_double_buffer")
+    module.DistributedDataParallelConfig = make_dataclass(
+        "Config", [(name, bool, False) for name in switches]
+    )
     for name in ("megatron", "megatron.core"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -13,8 +13,9 @@ from autotune.contract import Measure
 from autotune.trial import stopwatch as stopwatch_module
 from autotune.trial.engines.deepspeed_live import LiveDeepSpeed
 from autotune.trial.faults import ReadBackError
+from autotune.trial.guest.intake import Intake
 from autotune.trial.scripts.train import IGNORED
-from autotune.trial.stopwatch import Stopwatch, TokenCounter
+from autotune.trial.stopwatch import Stopwatch
 from autotune.trial.variables import CORES_ENV
 from tests import trials
 from tests.trial.fake_rank import Ended, fake_rank
@@ -87,11 +88,12 @@ def test_what_the_series_shows_to_be_warm_up_is_thrown_away_and_kept_on_record(t
 
 
 def test_tokens_are_those_of_the_steps_that_are_kept():
-    counter = TokenCounter(torch.nn.Identity())
+    counter = Intake(torch.nn.Identity(), by_labels=True)
     for n_tokens in (9, 5, 6):
         counter.restart()
         labels = torch.tensor([[1] * n_tokens + [IGNORED] * (10 - n_tokens)])
-        counter._see(torch.nn.Identity(), (), {"labels": labels})
+        inputs = {"input_ids": torch.zeros_like(labels), "labels": labels}
+        counter.see(torch.nn.Identity(), (), inputs)
         counter.add()
     assert counter.since(1) == (11, 20)
 

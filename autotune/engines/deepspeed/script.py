@@ -404,7 +404,11 @@ class ScriptEngine(DeepSpeedEngine):
             if violation.rule != _GLOBAL_BATCH
         ]
         stated = int(self._script.measured.read_back.get("micro_batch", 0))
-        if stated and stated != self._script.micro_batch:
+        if self._script.varies:
+            fewest, most = (pick(self._script.description["rows"])[0] for pick in (min, max))
+            mean = self._script.micro_batch
+            found.append(f"its passes have {fewest} to {most} samples, which count as {mean} each")
+        elif stated and stated != self._script.micro_batch:
             found.append(
                 f"the configuration says {stated} samples a pass, and {self._script.micro_batch} "
                 "arrived: DeepSpeed does not look at the batch; write that into "
@@ -442,7 +446,7 @@ class ScriptEngine(DeepSpeedEngine):
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:
             found.append(f"a sample goes through the model as {n_rows} rows; samples are counted")
-        elif not n_rows:
+        elif not n_rows and not self._script.varies:
             found.append(
                 "samples are laid end to end into one row: whether a micro-batch arrived as it "
                 "was asked for cannot be counted"

@@ -77,9 +77,14 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def _unwrapped(module: Any) -> Any:
-    """The model below what PEFT puts around it."""
+    """The model below what PEFT puts around it, or a module that holds nothing else."""
     if hasattr(module, "get_base_model"):
         return module.get_base_model()
+    inner = [] if hasattr(module, "config") else [*module.children()]
+    inner = [child for child in inner if next(child.parameters(), None) is not None]
+    if len(inner) == 1 and next(module.parameters(recurse=False), None) is None:
+        found = _unwrapped(inner[0])
+        return found if hasattr(found, "config") else module
     return module
 
 

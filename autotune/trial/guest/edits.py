@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.base.nested import look_up
 from autotune.contract import CONFIG_DIR, read_json
 
 EDITS_FILE = "edits.json"
@@ -49,11 +50,7 @@ class Edits:
 
     def arrived_in(self, config: Mapping[str, Any]) -> list[str]:
         """Keys of the configuration's edits that it has already, be it by a file."""
-        return [
-            key
-            for key, value in self.configuration.items()
-            if value_at(config, key.split(".")) == value
-        ]
+        return [key for key, value in self.configuration.items() if look_up(config, key) == value]
 
     def apply(self, config: dict[str, Any], *, drops_product: bool) -> None:
         """Change a configuration in place; a second time changes nothing.
@@ -83,13 +80,6 @@ def put(data: dict[str, Any], at: Sequence[str], value: Any) -> None:
         data.pop(name, None)
     else:
         data[name] = copy.deepcopy(value)
-
-
-def value_at(config: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys; None: there is none."""
-    for name in path:
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return config
 
 
 def configuration_of(given: Any) -> tuple[dict[str, Any], str]:

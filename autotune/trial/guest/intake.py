@@ -1,11 +1,14 @@
 """What went into an engine's forward passes, counted from the tensors that did."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+
+from autotune.trial.scripts.train import IGNORED
 
 _FIRST = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "inputs", "x")
 """Names of inputs whose first dimension is the samples, the most trusted first."""
@@ -33,17 +36,22 @@ class Intake:
     one micro-batch, be it of several forward passes.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *, by_labels: bool = False) -> None:
         """Hook into the engine's forward pass; evaluation is left out.
+
+        Tokens without a label are padding if it goes `by_labels`, else those without attention.
 
         A pipeline's engine calls its module's forward pass, and not its own; there each pass is a
         micro-batch, for forward and backward passes alternate as its schedule has it.
         """
+        self._by_labels = by_labels
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
         self.decided: tuple[int, int, int] | None = None
         """Counts of an earlier step that is decided on; None: it is the one at hand."""
         self._earlier_lengths: set[int] = set()
+        self.rows: Counter[int] = Counter()
+        """Samples of a micro-batch -> how many there were, in all steps before the one at hand."""
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
         """True if the next forward pass belongs to another backward pass than the last."""
@@ -88,6 +96,7 @@ class Intake:
 
     def restart(self) -> None:
         self._earlier_lengths.update(self.lengths)
+        self.rows.update(self.micro_batches)
         self._passes.clear()
         self._is_backward = False
 
@@ -103,7 +112,9 @@ class Intake:
         mask = kwargs.get("attention_mask")
         real = None
         # Counted on the device and read after the step: reading here would wait for it.
-        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        if self._by_labels:
+            real = (kwargs["labels"] != IGNORED).sum()
+        elif isinstance(mask, torch.Tensor) and mask.dim() == 2:
             real = (mask != 0).sum()
         elif is_tokens:
             real = torch.tensor(first.numel(), device=first.device)

@@ -14,10 +14,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
-from autotune.contract import Outcome, Phase
+from autotune.contract import SPEC_FILE, Outcome, Phase
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
@@ -32,10 +32,12 @@ _SEEN: Mapping[str, Any] = {
     **dict.fromkeys(("engines", "engines_trained"), 0),
     **dict.fromkeys(("config_file", "arguments_class", "client_optimizer"), ""),
     **{name: {} for name in ("config", "config_written", "arguments")},
-    **dict.fromkeys(("sources", "settings_read", "arrived", "micro_batches", "lengths"), ()),
+    **dict.fromkeys(
+        ("sources", "settings_read", "arrived", "micro_batches", "lengths", "rows"), ()
+    ),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "recomputes": False},
+    **{"loader_batches": (), "rows": (), "recomputes": False},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
@@ -96,7 +98,7 @@ class Guest(Rank):
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
-        quiet.watch_files()
+        quiet.watch_files((folder / SPEC_FILE).stat().st_ctime)
         sys.exit = around(sys.exit, guest._note_exit)
         os._exit = around(os._exit, guest._end)
         call_after_imports(guest.hooks())
@@ -222,6 +224,7 @@ class Guest(Rank):
 
     def _initialize(self, initialize: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(initialize).bind_partial(*args, **kwargs)
+        quiet.end_preparing()
         if self._watched is None:
             self.reporter.enter(Phase.ENGINE_INIT)
         facts = self._edit(given.arguments)
@@ -247,7 +250,8 @@ class Guest(Rank):
         if given is None:
             return None
         config, file = configuration_of(given)
-        if arguments.get("optimizer") is None and not config.get("optimizer"):
+        optimizer = arguments.get("optimizer")
+        if optimizer is None and not config.get("optimizer"):
             return None
         facts = {"config_file": file, **self._origin(config)}
         if self.edits.configuration:
@@ -260,7 +264,7 @@ class Guest(Rank):
         return {
             **facts,
             "config": _plain(config),
-            "client_optimizer": _class_of(arguments.get("optimizer")),
+            "client_optimizer": "" if optimizer is None else type(optimizer).__name__,
             "gives_data": arguments.get("training_data") is not None,
         }
 
@@ -371,9 +375,14 @@ class Guest(Rank):
             self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
-        """`sys.exit`, whose code nobody is told at the end of the interpreter."""
+        """`sys.exit`, whose code nobody is told at the end of the interpreter.
+
+        Where an error is handled by it, as Hydra and argparse do, that is the cause.
+        """
         if self._is_here:
             self._exit_code = code
+            if code and isinstance(error := sys.exc_info()[1], Exception):
+                self._last_error = error
         leave(code)
 
     def _end(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
@@ -401,7 +410,8 @@ class Guest(Rank):
         elif self.seen["engines_trained"] == 0:
             why = "no engine that it made has an optimizer"
         else:
-            why = f"after {n_steps} optimizer steps, and at least {self._least_steps} are needed"
+            least = self.spec.measure.warmup_steps + MIN_SAMPLES
+            why = f"after {n_steps} optimizer steps, and at least {least} are needed"
         code = f" with exit code {self._exit_code}" if self._exit_code else ""
         ended = ScriptEndedError(f"the script ended by itself{code}: {why}")
         self.record(ended, Outcome.INVALID)
@@ -410,10 +420,6 @@ class Guest(Rank):
     def _is_here(self) -> bool:
         """True in the rank's own process, False in one that it has forked."""
         return os.getpid() == self.reporter.report.pid
-
-    @property
-    def _least_steps(self) -> int:
-        return self.spec.measure.warmup_steps + MIN_SAMPLES
 
     def _close(self) -> None:
         super()._close()
@@ -425,11 +431,8 @@ def _is_called_by_script() -> bool:
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__") in _WRAPPERS:
         frame = frame.f_back
-    return frame is None or _package_of(frame) not in _NO_SCRIPTS
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] not in _NO_SCRIPTS
 
 
 def _fills_training_arguments(parser: Any) -> bool:
@@ -449,10 +452,6 @@ def _built_variables() -> dict[str, str]:
     """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
     return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
-
-
-def _class_of(value: Any) -> str:
-    return "" if value is None else type(value).__name__
 
 
 def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import functools
 import io
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from autotune.trial.guest.edits import Changes, parsed, put, value_at
+from autotune.base.nested import leaves, value_at
+from autotune.trial.guest.edits import Changes, parsed, put
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")
@@ -78,7 +80,7 @@ def sources_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         another; `sections`, its keys that hold sections; `is_whole`, whether it holds most of
         the configuration.
     """
-    wanted = {path: value for path, value in _leaves(config) if path}
+    wanted = {path: value for path, value in leaves(config) if path}
     found = [_source(path, wanted) for path in settings_read()]
     return sorted((one for one in found if one), key=lambda one: -len(one["same"]))
 
@@ -152,7 +154,10 @@ def _changing(
 
 
 def _copy(path: str, changes: Changes) -> str | None:
-    """A copy of a file with changes in it; None where its text is none that is read here."""
+    """A copy of a file with changes in it; None where its text is none that is read here.
+
+    Comments at its head stay: Hydra reads in them where a file belongs (`# @package _global_`).
+    """
     data = data_of(path)
     if data is None:
         return None
@@ -164,6 +169,8 @@ def _copy(path: str, changes: Changes) -> str | None:
         if path.endswith(_YAML):
             import yaml
 
+            with open(path, encoding="utf-8") as original:
+                file.writelines(itertools.takewhile(lambda line: line.startswith("#"), original))
             yaml.safe_dump(data, file, sort_keys=False, allow_unicode=True)
         else:
             json.dump(data, file, indent=2)
@@ -201,14 +208,6 @@ def _sections(
             for name, value in section.items()
             if isinstance(value, Mapping)
         ]
-
-
-def _leaves(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, (*at, str(name)))
-    else:
-        yield at, value
 
 
 def _is_same(there: Any, value: Any) -> bool:

@@ -139,6 +139,7 @@ class GuestStopwatch(Stopwatch):
     def _finale(self) -> None:
         """What the command trains is written down as well, by the first rank."""
         self._guest.seen["lengths"] = sorted(self.intake.all_lengths)
+        self._guest.seen["rows"] = sorted(self.intake.rows.items())
         if self._report.rank == 0:
             path = self._guest.folder / RANKS_DIR / DESCRIPTION_FILE
             write_json(path, describe(self._live.engine, self._guest.seen))

@@ -355,21 +355,28 @@ class _HostStream:
     device = HOST
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        self._at_s = 0.0
+
+    def wait(self, *_: Any) -> None:
         pass
 
-    def wait_stream(self, *_: Any) -> None:
-        pass
-
-    wait_event = wait_stream
-
-    def synchronize(self) -> None:
-        pass
+    wait_stream = wait_event = synchronize = wait
 
     def record_event(self, event: Any = None) -> Any:
         return event or _HostEvent()
 
     def query(self) -> bool:
         return True
+
+
+class _HostEvent(_HostStream):
+    """A moment of such a device."""
+
+    def record(self, *_: Any) -> None:
+        self._at_s = time.perf_counter()
+
+    def elapsed_time(self, later: "_HostEvent") -> float:
+        return (later._at_s - self._at_s) * 1e3  # milliseconds, as torch's
 
 
 class _Generators:
@@ -380,28 +387,6 @@ class _Generators:
 
     def __len__(self) -> int:
         return 1
-
-
-class _HostEvent:
-    """A moment of a device that does everything at once."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._at_s = 0.0
-
-    def record(self, *_: Any) -> None:
-        self._at_s = time.perf_counter()
-
-    def wait(self, *_: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, later: "_HostEvent") -> float:
-        return (later._at_s - self._at_s) * 1e3  # milliseconds, as torch's
 
 
 def _answer_for_cuda() -> None:

@@ -49,25 +49,12 @@ _SWITCHED_OFF = {
     "no_rope_fusion": "apply_rope_fusion",
 }
 """Argument -> the field that it turns off, and that is on without it."""
-_DTYPES_OF_STATES = (
-    *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
+_OF_YARN = (
+    *("rotary_scaling_factor", "yarn_original_max_position_embeddings"),
+    *("yarn_beta_fast", "yarn_beta_slow", "mscale", "mscale_all_dim"),
 )
-"""Arguments that name a type of numbers, which the optimizer's configuration has as torch's."""
-_OF_DATA_PARALLELISM = (
-    *("overlap_param_gather", "use_distributed_optimizer", "use_megatron_fsdp"),
-    *("fp8_param_gather", "fsdp_double_buffer"),
-)
-"""Switches that the configuration of data parallelism calls as the arguments do."""
-_OF_YARN = {
-    "rotary_scaling_factor": "yarn_rotary_scaling_factor",
-    "yarn_original_max_position_embeddings": "yarn_original_max_position_embeddings",
-    "yarn_beta_fast": "yarn_beta_fast",
-    "yarn_beta_slow": "yarn_beta_slow",
-    "mscale": "yarn_mscale",
-    "mscale_all_dim": "yarn_mscale_all_dim",
-}
-"""Argument -> what Megatron looks for in its configuration where attention that is not latent has
-YaRN, and which is no field of it.
+"""Arguments that Megatron looks for in its configuration, with `yarn_` before them, where plain
+attention has YaRN; none is a field of it.
 
 Source: NVIDIA/Megatron-LM, megatron/training/argument_utils.py, _apply_yarn_config_from_args.
 """
@@ -330,7 +317,6 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
 
     is_latent = arguments.get("multi_latent_attention", False)
     kind = configs.MLATransformerConfig if is_latent else configs.TransformerConfig
-    known = {field.name for field in dataclasses.fields(kind)}
     named = {_RENAMED.get(name, name): value for name, value in arguments.items()}
     named.pop("attention_backend", None)  # an enum there; without Transformer Engine nothing asks
     for name in ("moe_layer_freq", "window_attn_skip_freq"):
@@ -339,11 +325,11 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
     if "window_size" in named:
         before, after = named["window_size"].split(",")
         named["window_size"] = int(before), int(after)
-    given = {name: value for name, value in named.items() if name in known}
+    given = _fields(kind, named)
     if is_latent:  # a rank by default; a flag that is left out means none
         given.setdefault("q_lora_rank", None)
     off = {field for name, field in _SWITCHED_OFF.items() if arguments.get(name)}
-    given |= {name: name not in off for name in set(_SWITCHED_OFF.values()) & known}
+    given |= _fields(kind, {name: name not in off for name in _SWITCHED_OFF.values()})
     if arguments.get("position_embedding_type") != "rope":  # fused for plain rotary ones alone
         given["apply_rope_fusion"] = False
     given["bias_dropout_fusion"] = settings.accelerator != "cpu"
@@ -373,8 +359,8 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
         use_cpu_initialization=settings.accelerator == "cpu",
     )
     if arguments["position_embedding_type"] == "yarn":
-        for name, attribute in _OF_YARN.items():
-            setattr(config, attribute, arguments[name])
+        for name in _OF_YARN:
+            setattr(config, f"yarn_{name.removeprefix('yarn_')}", arguments[name])
         rounds = "no_yarn_correction_range_round_to_int" not in arguments
         config.yarn_correction_range_round_to_int = rounds
     return config
@@ -393,10 +379,8 @@ def gelu_tanh(inputs: torch.Tensor) -> torch.Tensor:
 
 def make_chunks(config: Any, arguments: Arguments) -> list[Any]:
     """The chunks of the model that stand on this pipeline rank, with weights that mean nothing."""
-    n_chunks = chunks_per_rank(arguments)
-    if n_chunks is None:
-        return [make_chunk(config, arguments, None)]
-    return [make_chunk(config, arguments, number) for number in range(n_chunks)]
+    numbers = range(count) if (count := chunks_per_rank(arguments)) else [None]
+    return [make_chunk(config, arguments, number) for number in numbers]
 
 
 def make_chunk(config: Any, arguments: Arguments, number: int | None) -> Any:
@@ -464,20 +448,15 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
     """Megatron's configuration of data parallelism."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    is_overlapped = arguments.get("overlap_grad_reduce", False)
     bucket = max(_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK * settings.dp)
     return DistributedDataParallelConfig(
         # Megatron-LM forces it for bf16, unless it is told not to.
         grad_reduce_in_fp32=arguments.get("bf16", False)
         and not arguments.get("grad_reduce_in_bf16", False),
-        overlap_grad_reduce=is_overlapped,
-        **{name: arguments.get(name, False) for name in _OF_DATA_PARALLELISM},
-        data_parallel_sharding_strategy=arguments.get(
-            "data_parallel_sharding_strategy", "no_shard"
-        ),
+        **_fields(DistributedDataParallelConfig, arguments),
         nccl_ub=arguments.get("use_nccl_ub", False),
         check_for_nan_in_grad=False,  # the losses are looked at
-        bucket_size=bucket if is_overlapped else None,
+        bucket_size=bucket if arguments.get("overlap_grad_reduce") else None,
     )
 
 
@@ -485,11 +464,15 @@ def optimizer_config(arguments: Arguments, config: Any) -> Any:
     """Megatron's configuration of the optimizer."""
     from megatron.core.optimizer import OptimizerConfig
 
-    known = {field.name for field in dataclasses.fields(OptimizerConfig)}
-    given = {name: value for name, value in arguments.items() if name in known}
-    dtypes = {**train.DTYPES, "fp8": torch.uint8}
-    given |= {name: dtypes[given[name]] for name in _DTYPES_OF_STATES if name in given}
+    given, dtypes = _fields(OptimizerConfig, arguments), {**train.DTYPES, "fp8": torch.uint8}
+    given |= {name: dtypes[given[name]] for name in given if name.endswith("_dtype")}
     return OptimizerConfig(**given, params_dtype=config.params_dtype)
+
+
+def _fields(kind: Any, arguments: Arguments) -> dict[str, Any]:
+    """Arguments that a configuration of Megatron's has, by its own names."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in arguments.items() if name in known}
 
 
 # ---------------------------------------------------------------- the weights

@@ -206,6 +206,8 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
     [
         ("import sys; sys.exit(3)", "ended by itself with exit code 3"),
         ("import os; os._exit(0)", "ended by itself: it never called deepspeed.initialize"),
+        # Hydra and argparse leave so, each in its own words.
+        ("import sys\ntry: {}['bs']\nexcept KeyError: sys.exit(1)", "KeyError: 'bs'"),
     ],
 )
 def test_a_rank_that_leaves_by_itself_says_how(folder: Path, code: str, says: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.trial.guest.describe import _config_of, _sizes
+from autotune.trial.guest.describe import _config_of, _sizes, _unwrapped
 
 
 def test_a_config_is_json_whatever_it_holds() -> None:
@@ -14,6 +14,16 @@ def test_a_config_is_json_whatever_it_holds() -> None:
     assert json.loads(json.dumps(config, allow_nan=False)) == config
     assert config["time_step_limit"] == [0.0, "Infinity"]
     assert config["n_layers"] == 2
+
+
+def test_a_module_around_a_model_has_its_config() -> None:
+    model: Any = torch.nn.Linear(2, 2)
+    model.config = SimpleNamespace(to_dict=lambda: {"model_type": "gpt2"})
+    around = torch.nn.Sequential(torch.nn.Sequential(model), torch.nn.Dropout())
+    assert _unwrapped(around) is model
+    assert _config_of(around)["model_type"] == "gpt2"
+    with_more = torch.nn.Sequential(model, torch.nn.Linear(2, 2))
+    assert _unwrapped(with_more) is with_more
 
 
 class Attention(torch.nn.Module):

@@ -1,5 +1,7 @@
 import io
+import math
 import os
+import shutil
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +22,11 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, getattr(os, name))
     monkeypatch.setattr(quiet, "_unsaved", set())
     monkeypatch.setattr(quiet, "_made", [])
-    quiet.watch_files()
+    monkeypatch.setattr(shutil, "rmtree", shutil.rmtree)
+    monkeypatch.setattr(quiet, "_spared", set())
+    monkeypatch.setattr(quiet, "_prepares_since_s", None)
+    quiet.watch_files(0.0)
+    quiet.end_preparing()
 
 
 @pytest.fixture
@@ -43,6 +49,18 @@ def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
+def test_what_is_saved_before_the_engine_is_there_may_be_read(saving: Any, tmp_path: Path) -> None:
+    quiet.watch_files(0.0)
+    saving.save(torch.ones(3), tmp_path / "cache.pt")
+    quiet.watch_files(math.inf)
+    saving.save(torch.ones(4), tmp_path / "cache.pt")
+    assert len(torch.load(tmp_path / "cache.pt")) == 3, "an earlier run's is not written over"
+    quiet.end_preparing()
+    saving.save(torch.ones(3), tmp_path / "checkpoint.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.pt"]
+
+
+@pytest.mark.usefixtures("files")
 def test_a_script_may_rename_and_remove_what_was_not_saved(saving: Any, tmp_path: Path) -> None:
     partial, whole, other = tmp_path / "a.tmp", tmp_path / "a.pt", tmp_path / "b.pt"
     saving.save(torch.ones(3), partial)
@@ -58,7 +76,25 @@ def test_a_checkpoint_of_before_the_trial_is_not_lost(saving: Any, tmp_path: Pat
     whole.write_text("trained for weeks")
     saving.save(torch.ones(3), partial)
     os.replace(partial, whole)
+    os.remove(whole)
     assert whole.read_text() == "trained for weeks"
+
+
+@pytest.mark.usefixtures("files")
+def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
+    model = tmp_path / "out" / "step_7" / "model.pt"
+    os.makedirs(model.parent)
+    model.touch()
+    shutil.rmtree(tmp_path / "out")
+    assert not model.parent.exists(), "made by the trial"
+    os.makedirs(model.parent)
+    model.write_text("trained for weeks")
+    quiet.watch_files(math.inf)
+    shutil.rmtree(tmp_path / "out")
+    os.mkdir(tmp_path / "out")  # which it takes for gone
+    assert model.read_text() == "trained for weeks"
+    with pytest.raises(FileExistsError):
+        os.mkdir(tmp_path / "out")
 
 
 @pytest.mark.usefixtures("files")

@@ -76,9 +76,9 @@ READS = """
 import json, sys
 from pathlib import Path
 from autotune.trial.guest.reading import settings_read, stop_watching, watch_reading
-ours, theirs, spec = sys.argv[1:]
+ours, theirs, spec, group = sys.argv[1:]
 changes = [(["zero_optimization", "stage"], 2), (["a"], None), (["b", "c"], 1)]
-watch_reading({ours: changes}, str(Path(spec).parent))
+watch_reading({ours: changes, group: [(["a"], 2)]}, str(Path(spec).parent))
 open(spec).close()
 with open(ours) as file:
     by_open = json.load(file)
@@ -88,7 +88,8 @@ open(theirs, "a").close()
 stop_watching()
 open(ours + ".yaml", "w").write("a: 1")
 open(ours + ".yaml").close()
-print(json.dumps([by_open, by_path, other, settings_read()]))
+grouped = open(group).read()
+print(json.dumps([by_open, by_path, other, settings_read(), grouped]))
 """
 
 
@@ -100,18 +101,21 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     spec = tmp_path / "trial" / "spec.json"
     spec.parent.mkdir()
     spec.write_text("{}")
+    group = tmp_path / "group.yaml"
+    group.write_text("# @package _global_\na: 1  # one\n")
     ran = subprocess.run(
-        [sys.executable, "-c", READS, str(ours), str(untouched), str(spec)],
+        [sys.executable, "-c", READS, str(ours), str(untouched), str(spec), str(group)],
         capture_output=True,
         text=True,
         check=True,
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
     )
-    by_open, by_path, other, read = json.loads(ran.stdout)
+    by_open, by_path, other, read, grouped = json.loads(ran.stdout)
     edited = {"zero_optimization": {"stage": 2}, "mine": [1], "b": {"c": 1}}
     assert by_open == by_path == edited
     assert other == {"kept": True}
     assert ours.read_text() == text
+    assert grouped == "# @package _global_\na: 2\n", "Hydra reads that comment"
     assert read[:1] == [str(ours)]
     assert str(untouched) in read
     assert f"{ours}.yaml" not in read, "after the engine was made"

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 
 
 @lru_cache(maxsize=256)
