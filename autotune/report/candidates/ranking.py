@@ -16,7 +16,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
-from autotune.job.model import train_flops_per_token
+from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import PROBABLE
 from autotune.planning.explained import Neighbour
 from autotune.planning.from_baseline import baseline_of, changes_from
