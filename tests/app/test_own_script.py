@@ -55,9 +55,7 @@ cases = Cases(__file__)
 Diagnosed = Callable[..., ScriptDiagnosis]
 
 
-def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(monkeypatch, tmp_path):
     broken = EntryPoint("broken", "no_such_module:Engine", "autotune.engines")
     monkeypatch.setitem(plugins._offered("engine"), "broken", broken)
     notes: list[str] = []
@@ -69,9 +67,7 @@ def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
 
 
 @cases("command", "variable", "world")
-def test_the_ranks_that_a_command_is_expected_to_start(
-    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int | None
-) -> None:
+def test_the_ranks_that_a_command_is_expected_to_start(monkeypatch, command, variable, world):
     monkeypatch.setenv("NPROC_PER_NODE", variable)
     assert ranks_in_words(command.split()) == world
 
@@ -122,9 +118,7 @@ def test_a_study_that_was_only_diagnosed_says_so(diagnosed: Diagnosed, tmp_path:
     assert "diagnosed, not searched" in printed(print_told, "states", {"states": [state]})
 
 
-def test_a_study_of_a_command_may_be_moved(
-    diagnosed: Diagnosed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_a_command_may_be_moved(diagnosed, tmp_path, monkeypatch):
     diagnosed()
     folder = tmp_path / "project"
     (tmp_path / "results").rename(tmp_path / "elsewhere")
@@ -148,9 +142,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_nothing_runs_where_the_devices_are_not_those_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_runs_where_the_devices_are_not_those_of_the_job(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("raise AssertionError('it ran')\n")
     monkeypatch.chdir(tmp_path)
     notes: list[str] = []
@@ -256,9 +248,7 @@ def test_what_cannot_be_predicted_is_not_called_slower(diagnosed: Diagnosed) -> 
 
 
 @pytest.mark.usefixtures("launchers")
-def test_tokens_of_a_command_are_those_that_were_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_a_command_are_those_that_were_counted(tmp_path, monkeypatch):
     """Its samples differ in length, and the longest says nothing of the others."""
     command, folder = studied(tmp_path / "results")
     path = tmp_path / "results" / "own" / OBSERVED_FILE
@@ -348,9 +338,7 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_plan_names_a_knob_that_all_candidates_change_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_names_a_knob_that_all_candidates_change_alike(tmp_path, monkeypatch):
     """Both bucket sizes of the space are more than the model has, so they are one."""
     config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
     description = {**TRAINER, "config": {**TRAINER["config"], **config}}
@@ -366,9 +354,7 @@ def test_a_plan_names_a_knob_that_all_candidates_change_alike(
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_first_run_without_the_limit_is_no_trial_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_run_without_the_limit_is_no_trial_within_it(tmp_path, monkeypatch):
     """It took 1 GiB."""
     command, folder = studied(tmp_path / "results")
     monkeypatch.chdir(folder)
@@ -378,9 +364,7 @@ def test_a_first_run_without_the_limit_is_no_trial_within_it(
 
 
 @cases("line", "missing")
-def test_a_script_that_is_not_there_is_refused(
-    tmp_path: Path, line: str, missing: str | None
-) -> None:
+def test_a_script_that_is_not_there_is_refused(tmp_path, line, missing):
     (tmp_path / "train.py").touch()
     if missing is None:
         refuse_missing_script(line.split(), tmp_path)
@@ -407,9 +391,7 @@ class Refusing(Place):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FleetError])
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_first_run_that_never_was_leaves_what_it_found(
-    tmp_path: Path, was_there: bool, error: type[BaseException]
-) -> None:
+def test_a_first_run_that_never_was_leaves_what_it_found(tmp_path, was_there, error):
     place = Refusing(CPU, {})
     place.error = error
     study, said = Study(tmp_path, "own"), list[str]()

@@ -28,13 +28,7 @@ from tests.report import told
 
 cases = Cases(__file__)
 
-FLAGS = {
-    "model": "llama-3-8b",
-    "seq_len": 4096,
-    "global_batch": 256,
-    "world": 64,
-    "space": "parallel_3d",
-}
+FLAGS = cases.data["FLAGS"]
 
 
 @pytest.fixture(scope="module")
