@@ -17,9 +17,12 @@ from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.extensions import build, extensions_folder
 from tests import forked_children, unsynced
 
-# How long an example takes says more of the machine than of the code.
+# How long an example takes says more of the machine than of the code. Every run draws others.
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any machine",
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any machine")
 unsynced.leave_disks_alone()

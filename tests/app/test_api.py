@@ -141,18 +141,14 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
 
 
 @cases("changed", "message")
-def test_a_search_names_its_arguments_and_no_flag(
-    tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
+def test_a_search_names_its_arguments_and_no_flag(tmp_path, changed, message):
     with pytest.raises(AutotuneError) as caught:
         autotune.search(**JOB, results=tmp_path, **changed)
     assert message in str(caught.value)
     assert "--" not in str(caught.value)
 
 
-def test_a_search_returns_a_value_and_tells_how_it_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_returns_a_value_and_tells_how_it_goes(tmp_path, capsys):
     seen: list[Snapshot] = []
     found = autotune.search(
         **JOB, trials=2, fleet="simulate:2xH100", results=tmp_path, study="s", no_knowledge=True,

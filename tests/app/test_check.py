@@ -387,16 +387,7 @@ def test_settings_of_a_layout_that_does_not_fit_its_ranks_are_refused(tmp_path):
     assert "actor.megatron.tensor_model_parallel_size 3" in found.violation.message
 
 
-_NEMO_RL = """# tensor_model_parallel_size: 1, unless it is large
-policy:
-  generation:
-    vllm_cfg: {pipeline_model_parallel_size: 1}
-    colocated: {enabled: COLOCATED}
-  megatron_cfg:
-    enabled: true
-    tensor_model_parallel_size: 3
-cluster: {gpus_per_node: 4, n_gpus_per_node: 8, num_nodes: 2}
-"""
+_NEMO_RL = cases.data["_NEMO_RL"]
 _APART = "false, resources: {gpus_per_node: 4, num_nodes: 1}"
 
 
@@ -414,18 +405,7 @@ def test_the_world_of_a_file_is_that_of_the_ranks_that_train(tmp_path):
         assert (report.world, report.found) == (None, ())
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "grpo.yaml",
-            _NEMO_RL.replace("COLOCATED", "true").replace("enabled: true\n", "enabled: false\n"),
-        ),
-        ("axolotl.yaml", "base_model: x\ncontext_parallel_size: 2\n"),
-        ("empty.yaml", "a: {}  # tensor_model_parallel_size\ntensor_model_parallel_size: {}\n"),
-    ],
-    ids=["off", "axolotl", "empty"],
-)
+@cases("name", "text")
 def test_a_file_that_splits_nothing_by_megatron_is_none_of_its_settings(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     (unread,) = check_files([str(tmp_path / name)], CheckFlags()).unread

@@ -128,9 +128,7 @@ def test_a_dry_run_says_what_it_imports_first_and_where_from(theirs: Path) -> No
     assert not (theirs.parent / "imported").exists()
 
 
-def test_the_record_of_somebody_else_s_study_imports_nothing(
-    theirs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_of_somebody_else_s_study_imports_nothing(theirs, monkeypatch):
     refuse_of_others(theirs, code_of("evil:build"))  # it is one's own, wherever it lies
     monkeypatch.setattr(consent, "is_ours", lambda _: False)
     with pytest.raises(JobError, match="belongs to another user, and imports evil"):

@@ -28,9 +28,7 @@ def title(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("ratio", [None, 0.77, 1.05], ids=["never compared", "slower", "close"])
-def test_without_a_proven_gain_the_baseline_is_handed_out(
-    study: Study, tmp_path: Path, ratio: float | None
-) -> None:
+def test_without_a_proven_gain_the_baseline_is_handed_out(study, tmp_path, ratio):
     said: list[str] = []
     export_study(study, tmp_path / "proven", note=said.append)
     assert said == []
@@ -44,9 +42,7 @@ def test_without_a_proven_gain_the_baseline_is_handed_out(
     assert title(tmp_path / "unproven").startswith("# The baseline, since no gain is proven: ")
 
 
-def test_whoever_names_a_trial_gets_it_with_the_word_that_it_is_not_proven(
-    study: Study, tmp_path: Path
-) -> None:
+def test_whoever_names_a_trial_gets_it_with_the_word_that_it_is_not_proven(study, tmp_path):
     best, _ = unproven(study, ratio=1.05)
     said: list[str] = []
     export_study(study, tmp_path / "named", trial=best, note=said.append)

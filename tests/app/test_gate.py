@@ -6,7 +6,6 @@ import itertools
 import json
 import operator
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +124,7 @@ def at_rates(*factors: float, peak: float = 1.0, **changes: Any) -> Behaviour:
     return behave
 
 
-def test_the_answer_of_a_search_holds_the_reference_and_a_study_the_same(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_the_answer_of_a_search_holds_the_reference_and_a_study_the_same(bench, tmp_path):
     found = app.read_reference(str(bench.best), tmp_path / "nowhere")
     assert found == app.reference_of(bench.study)
     named = (bench.study.folder, bench.study.folder / "best" / "figures.json", "scripted")
@@ -152,7 +149,6 @@ def test_as_fast_as_it_was_passes_and_is_recorded(bench: Bench) -> None:
     assert [t.result and t.result.outcome for t in kept] == [Outcome.OK] * 3
     assert not (bench.study.trials_folder / "0099").exists()
     found = read_gate(bench.study.folder)
-    assert found is not None
     assert found.verdict is GateVerdict.WITHIN
     line = dict(facts_of(read_story(bench.study)))["gate"]
     assert "pass: it is not more than 10% slower" in line
@@ -178,16 +174,13 @@ def test_slower_is_proven_and_fails(bench: Bench) -> None:
 def test_a_program_measures_it_by_a_call(bench: Bench) -> None:
     bench.on(at_rates(1.0, 0.99, 1.01))
     found = autotune.gate(bench.best, within=0.1, results=bench.study.root)
-    assert found is not None
     assert found.passes
-    assert found.value.ratio is not None
     assert found.value.ratio.ratio == pytest.approx(1.0, abs=0.02)
     assert found.as_dict()["verdict"] == "within"
     assert "pass: it is not more than 10% slower" in str(found)
     # A study by its name is taken, too; errors name arguments.
     bench.on(at_rates(0.5))
     slower = autotune.gate("scripted", results=bench.study.root)
-    assert slower is not None
     assert not slower.passes
     for wrong in ({"rounds": 2}, {"within": "five"}):
         (name,) = wrong
@@ -209,9 +202,7 @@ def test_a_program_measures_it_by_a_call(bench: Bench) -> None:
         (realistic, 1, ExitCode.FOUND, "it may have been lucky"),
     ],
 )
-def test_what_to_be_careful_about_is_said(
-    bench: Bench, behave: Behaviour, n_runs: int, code: ExitCode, shown: str
-) -> None:
+def test_what_to_be_careful_about_is_said(bench, behave, n_runs, code, shown):
     bench.on(behave)
     bench.edit("reference", "standing", "n_runs", value=n_runs)
     ended, printed = bench.against("--within", "10%")
@@ -276,7 +267,6 @@ def test_a_disturbed_run_runs_once_more(bench: Bench) -> None:
     found = bench.gate()
     assert [s.provenance.repeat_of for s in fleet.specs] == [None, None, 1, None]
     assert found.verdict is GateVerdict.WITHIN
-    assert found.now is not None
     assert (found.now.n_runs, found.now.n_disturbed) == (3, 0)
 
 
@@ -320,7 +310,6 @@ def test_after_a_new_driver_nothing_of_before_counts(bench: Bench) -> None:
     fleet = bench.on(at_rates(1.0, versions={"nvidia-driver": "580.10"}))
     found = bench.gate()
     assert [s.identity.confirm_round for s in fleet.specs] == [2, 3, 4]
-    assert found.now is not None
     assert found.now.n_runs == 3
     # Nodes whose drivers differ do not make it begin anew for ever.
     turns = itertools.cycle([{"nvidia-driver": "550.54"}, {"nvidia-driver": "580.10"}])
@@ -375,9 +364,7 @@ def test_a_reference_of_another_figure_is_none_of_the_study_s_report(bench: Benc
     assert "gate" not in dict(facts_of(read_story(bench.study)))
 
 
-def test_a_file_from_elsewhere_asks_for_what_its_job_names(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_from_elsewhere_asks_for_what_its_job_names(bench, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     fleet = bench.on()
@@ -413,7 +400,6 @@ def test_only_words_of_the_user_s_stay_in_the_study(bench: Bench) -> None:
     for given, is_kept in (({}, True), ({"megatron_arguments": ["--wandb-key", "x"]}, False)):
         file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **given}))
         found = app.reference_of(bench.study)
-        assert found is not None
         assert (found.job is not None) == is_kept
 
 
@@ -445,9 +431,7 @@ def test_other_devices_are_refused(bench: Bench) -> None:
 
 
 @cases("at", "value", "shown")
-def test_a_file_that_is_no_reference_is_named(
-    bench: Bench, at: Sequence[str], value: object, shown: str
-) -> None:
+def test_a_file_that_is_no_reference_is_named(bench, at, value, shown):
     fleet = bench.on()
     bench.edit(*at, value=value)
     with pytest.raises(AutotuneError, match=shown) as caught:
@@ -507,9 +491,7 @@ def test_flags_that_say_two_things_are_refused(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_command_stays_in_its_study(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_stays_in_its_study(bench, tmp_path, monkeypatch):
     results = tmp_path / "results"
     command, folder = studied(results, TRAINER)
     monkeypatch.chdir(folder)

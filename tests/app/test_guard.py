@@ -17,9 +17,12 @@ from autotune.report.page.charts import losses
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
 from autotune.report.terminal.markdown import render_markdown
+from tests.cases import Cases
 from tests.report.test_terminal import exportable, shown
 from tests.report.told import facts_of
 from tests.search.scripted import ok, rate_of
+
+cases = Cases(__file__)
 
 COURSE = [10.0 - 0.05 * step for step in range(30)]
 
@@ -54,16 +57,8 @@ def test_the_report_names_both(study: Study) -> None:
     assert "drifted" in render_markdown(report)
 
 
-@pytest.mark.parametrize(
-    ("high", "missed"),
-    [
-        (2.0, "a gain of less than 2.00x would not show"),
-        (4e8, "no gain would show"),
-    ],
-)
-def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(
-    study: Study, high: float, missed: str
-) -> None:
+@cases("high", "missed")
+def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(study, high, missed):
     report = read_story(study)
     noisy = dataclasses.replace(
         report.answer,
@@ -113,9 +108,7 @@ def test_where_nothing_else_passes_the_baseline_is_handed_out(tmp_path: Path) ->
     assert {key.text for key in drawn.keys} == {"allowed", "baseline", "drifted"}
 
 
-def test_one_that_drifts_is_exported_only_where_that_is_allowed(
-    study: Study, tmp_path: Path
-) -> None:
+def test_one_that_drifts_is_exported_only_where_that_is_allowed(study, tmp_path):
     number, out = drifted_trial(study), tmp_path / "out"
     with pytest.raises(StudyError) as caught:
         export_study(study, out, trial=number)

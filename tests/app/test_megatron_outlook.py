@@ -16,7 +16,10 @@ from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
+from tests.cases import Cases
 from tests.command_line import autotune
+
+cases = Cases(__file__)
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
 
@@ -254,15 +257,7 @@ def test_a_model_without_layers_is_refused(tmp_path):
         opened(model=str(tmp_path / "config.json"))
 
 
-LAUNCH = """#!/bin/bash
-GPUS=8 NODES=8
-torchrun --nproc-per-node $GPUS --nnodes $NODES pretrain_gpt.py \\
-  --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \\
-  --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 256 --bf16 \\
-  --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel \\
-  --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather \\
-  --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model
-"""
+LAUNCH = cases.data["LAUNCH"]
 
 
 def test_a_plan_says_what_is_predicted_of_the_users_own_launch(tmp_path):

@@ -1,10 +1,8 @@
 """A broken baseline is refused before the search, in the words of `check`."""
 
 import json
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,9 +36,7 @@ def refusal(folder: Path, text: str) -> JobError:
 
 
 @cases("changes", "words")
-def test_what_would_not_run_as_written_is_refused(
-    tmp_path: Path, changes: Mapping[str, Any], words: str
-) -> None:
+def test_what_would_not_run_as_written_is_refused(tmp_path, changes, words):
     assert words in refusal(tmp_path, json.dumps({**SOUND, **changes})).message
 
 

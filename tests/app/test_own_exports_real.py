@@ -91,9 +91,7 @@ that the user changes."""
     "way",
     [pytest.param(way, marks=[pytest.mark.thorough] * (way != "yaml of its own")) for way in WAYS],
 )
-def test_an_export_trains_what_was_measured_or_is_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_an_export_trains_what_was_measured_or_is_not_started(tmp_path, monkeypatch, way):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.chdir(shutil.copytree(SCRIPTS, tmp_path / "project"))
     command, values, expected = WAYS[way]

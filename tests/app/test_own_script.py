@@ -57,9 +57,7 @@ cases = Cases(__file__)
 Diagnosed = Callable[..., ScriptDiagnosis]
 
 
-def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_engine_that_cannot_be_loaded_ends_no_search_of_another(monkeypatch, tmp_path):
     broken = EntryPoint("broken", "no_such_module:Engine", "autotune.engines")
     monkeypatch.setitem(plugins._offered("engine"), "broken", broken)
     notes: list[str] = []
@@ -85,9 +83,7 @@ def test_a_command_of_several_nodes_is_refused_before_it_waits(command: str) -> 
 
 
 @cases("command", "variable", "world")
-def test_the_ranks_that_a_command_is_expected_to_start(
-    monkeypatch: pytest.MonkeyPatch, command: str, variable: str, world: int | None
-) -> None:
+def test_the_ranks_that_a_command_is_expected_to_start(monkeypatch, command, variable, world):
     monkeypatch.setenv("NPROC_PER_NODE", variable)
     assert ranks_in_words(command.split()) == world
 
@@ -138,9 +134,7 @@ def test_a_study_that_was_only_diagnosed_says_so(diagnosed: Diagnosed, tmp_path:
     assert "diagnosed, not searched" in printed(print_told, "states", {"states": [state]})
 
 
-def test_a_study_of_a_command_may_be_moved(
-    diagnosed: Diagnosed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_a_command_may_be_moved(diagnosed, tmp_path, monkeypatch):
     diagnosed()
     folder = tmp_path / "project"
     (tmp_path / "results").rename(tmp_path / "elsewhere")
@@ -164,9 +158,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def test_nothing_runs_where_the_devices_are_not_those_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_runs_where_the_devices_are_not_those_of_the_job(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("raise AssertionError('it ran')\n")
     monkeypatch.chdir(tmp_path)
     notes: list[str] = []
@@ -272,9 +264,7 @@ def test_what_cannot_be_predicted_is_not_called_slower(diagnosed: Diagnosed) -> 
 
 
 @pytest.mark.usefixtures("launchers")
-def test_tokens_of_a_command_are_those_that_were_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_a_command_are_those_that_were_counted(tmp_path, monkeypatch):
     """Its samples differ in length, and the longest says nothing of the others."""
     command, folder = studied(tmp_path / "results")
     path = tmp_path / "results" / "own" / OBSERVED_FILE
@@ -392,9 +382,7 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_plan_names_a_knob_that_all_candidates_change_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_names_a_knob_that_all_candidates_change_alike(tmp_path, monkeypatch):
     """Both bucket sizes of the space are more than the model has, so they are one."""
     config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
     description = {**TRAINER, "config": {**TRAINER["config"], **config}}
@@ -410,9 +398,7 @@ def test_a_plan_names_a_knob_that_all_candidates_change_alike(
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_first_run_without_the_limit_is_no_trial_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_run_without_the_limit_is_no_trial_within_it(tmp_path, monkeypatch):
     """It took 1 GiB."""
     command, folder = studied(tmp_path / "results")
     monkeypatch.chdir(folder)
@@ -422,9 +408,7 @@ def test_a_first_run_without_the_limit_is_no_trial_within_it(
 
 
 @cases("line", "missing")
-def test_a_script_that_is_not_there_is_refused(
-    tmp_path: Path, line: str, missing: str | None
-) -> None:
+def test_a_script_that_is_not_there_is_refused(tmp_path, line, missing):
     (tmp_path / "train.py").touch()
     if missing is None:
         refuse_missing_script(line.split(), tmp_path)
@@ -451,9 +435,7 @@ class Refusing(Place):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FleetError])
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_first_run_that_never_was_leaves_what_it_found(
-    tmp_path: Path, was_there: bool, error: type[BaseException]
-) -> None:
+def test_a_first_run_that_never_was_leaves_what_it_found(tmp_path, was_there, error):
     place = Refusing(CPU, {})
     place.error = error
     study, said = Study(tmp_path, "own"), list[str]()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -100,9 +99,7 @@ def observed_in(results: Path) -> Observed:
     ],
     ids=["pipeline", "accelerate"],
 )
-def test_what_an_example_trains_is_read_off_it(
-    tmp_path: Path, example: str, command: tuple[str, ...], expected: dict[str, Any]
-) -> None:
+def test_what_an_example_trains_is_read_off_it(tmp_path, example, command, expected):
     ran = run("diagnose", command, EXAMPLES / example, tmp_path)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
@@ -152,7 +149,11 @@ def search_until_edited(command: tuple[str, ...], folder: Path, results: Path, *
 @pytest.mark.parametrize(
     ("example", "command", "reached"),
     [
-        ("trainer", TRAINER, {"recompute", "optimizer.implementation", "micro_batch"}),
+        # Each example runs whole under `make examples`; every run edits a file and a flag below.
+        pytest.param(
+            *("trainer", TRAINER, {"recompute", "optimizer.implementation", "micro_batch"}),
+            marks=pytest.mark.thorough,
+        ),
         # With LoRA: `examples/lora` would answer the same.
         pytest.param(
             *("trl", TRL, {"attention", "optimizer.implementation", "micro_batch"}),
@@ -161,31 +162,13 @@ def search_until_edited(command: tuple[str, ...], folder: Path, results: Path, *
     ],
     ids=["trainer", "trl"],
 )
-def test_an_edited_candidate_runs_as_it_was_asked(
-    tmp_path: Path, example: str, command: tuple[str, ...], reached: set[str]
-) -> None:
+def test_an_edited_candidate_runs_as_it_was_asked(tmp_path, example, command, reached):
     search_until_edited(command, EXAMPLES / example, tmp_path)
     ways = reach_of(observed_in(tmp_path)).ways
     by_arguments = {name for name, way in ways.items() if way == "arguments"}
     assert by_arguments >= reached
     assert (EXAMPLES / example / "train.py").is_file()
     assert not (EXAMPLES / example / "out").exists(), "a trial leaves nothing"
-
-
-def test_a_script_follows_its_file_and_a_flag_that_only_stands_there(tmp_path: Path) -> None:
-    space, results = tmp_path / "space.yaml", tmp_path / "results"
-    space.write_text("name: mine\nknobs:\n  micro_batch: 2\n  recompute: full\n", encoding="utf-8")
-    config = {
-        **{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "torch_adam": True}},
-    }
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(config), encoding="utf-8")
-    flags = ("--deepspeed_config", str(file), "{recompute=none:--ckpt}")
-    command = (*TORCHRUN, "by_file.py", *flags)
-    search_until_edited(command, SCRIPTS, results, "--space", str(space))
-    ways = reach_of(observed_in(results)).ways
-    assert (ways["micro_batch"], ways["recompute"]) == ("configuration", "placeholders")
 
 
 def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:
@@ -231,9 +214,7 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
     ],
     ids=["plain", "leaves", "swallows", "restarts"],
 )
-def test_what_cannot_be_measured_says_why_and_what_helps(
-    tmp_path: Path, command: tuple[str, ...], says: str, helps: str
-) -> None:
+def test_what_cannot_be_measured_says_why_and_what_helps(tmp_path, command, says, helps):
     ran = run("diagnose", command, SCRIPTS, tmp_path)
     assert ran.returncode == 2, ran.stdout
     told = " ".join(ran.stderr.split())
@@ -241,12 +222,13 @@ def test_what_cannot_be_measured_says_why_and_what_helps(
     assert helps in told
 
 
-def test_a_secret_of_a_command_stands_in_private_files_alone(
+def test_a_script_follows_its_file_and_a_flag_and_no_secret_leaves_private_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a flag, an address, a variable and what the script prints, whatever else it is asked.
+    """Secrets in a flag, an address, a variable and what the script prints.
 
-    It hands DeepSpeed a dict, of which a candidate is edited; its export still runs.
+    Its micro-batch is in the file of its configuration, its recomputation in a flag that stands
+    where the command says so.
     """
     flag, word, core = "swordfish-7-blue", "open-sesame-4", "Zq7xV2mK9pLw" * 3
     begin = ("hf_", "ghp_", "github_pat_", "sk-proj-", "xoxb-", "AIza", "glpat-", "npm_")
@@ -259,19 +241,29 @@ def test_a_secret_of_a_command_stands_in_private_files_alone(
         monkeypatch.setenv(name, value)
     script = tmp_path / "project" / "train.py"
     script.parent.mkdir()
+    secret = (f"--note={flag}", f"--store=https://me:{word}@host/data")
     begins = (
         "import os, sys\n"
         f"shown = {printed}, dict(os.environ), sys.argv\n"
         "print(shown, flush=True)\n"
         "print(shown, file=sys.stderr, flush=True)\n"
-        "sys.argv = sys.argv[:1]\n"
+        f"sys.argv = [word for word in sys.argv if word not in {secret}]\n"
     )
-    text = (EXAMPLES / "deepspeed_dict" / "train.py").read_text(encoding="utf-8")
+    text = (SCRIPTS / "by_file.py").read_text(encoding="utf-8")
     script.write_text(begins + text, encoding="utf-8")
-    arguments = ("--note", flag, f"--store=https://me:{word}@host/data")
+    space, file = tmp_path / "space.yaml", tmp_path / "ds.json"
+    space.write_text("name: mine\nknobs:\n  micro_batch: 2\n  recompute: full\n", encoding="utf-8")
+    config = {
+        **{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "torch_adam": True}},
+    }
+    file.write_text(json.dumps(config), encoding="utf-8")
     results, out = tmp_path / "results", tmp_path / "out"
-    alone = ("torchrun", "--nproc-per-node", "1", "train.py")
-    said = search_until_edited((*alone, *arguments), script.parent, results)
+    arguments = ("--deepspeed_config", str(file), "{recompute=none:--ckpt}", *secret)
+    command = (*TORCHRUN, "train.py", *arguments)
+    said = search_until_edited(command, script.parent, results, "--space", str(space))
+    ways = reach_of(observed_in(results)).ways
+    assert (ways["micro_batch"], ways["recompute"]) == ("configuration", "placeholders")
     (study,) = [folder.name for folder in results.iterdir()]
     for verb in (
         ("report", "--html", "report.html"),

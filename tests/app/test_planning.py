@@ -15,7 +15,7 @@ from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.job.job import JobText
-from autotune.job.model import train_flops_per_token
+from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import PROBABLE, choices_of, ranked
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
@@ -29,13 +29,7 @@ from tests.report import told
 
 cases = Cases(__file__)
 
-FLAGS = {
-    "model": "llama-3-8b",
-    "seq_len": 4096,
-    "global_batch": 256,
-    "world": 64,
-    "space": "parallel_3d",
-}
+FLAGS = cases.data["FLAGS"]
 
 
 @pytest.fixture(scope="module")

@@ -65,14 +65,7 @@ def session_of(
         (breaks, ExitCode.FLEET_UNAVAILABLE, "the node is gone"),
     ],
 )
-def test_a_search_without_a_best_still_answers(
-    behave: Behaviour,
-    code: ExitCode,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_search_without_a_best_still_answers(behave, code, words, tmp_path, monkeypatch, capfd):
     session = session_of(tmp_path, behave, monkeypatch)
     monkeypatch.setattr("autotune.app.searching.open_session", lambda *_, **__: session)
     monkeypatch.setattr(sys, "argv", ["autotune", "search", "--yes", "--json"])
@@ -96,9 +89,7 @@ def test_a_search_without_a_best_still_answers(
     assert "Unfinished" not in text
 
 
-def test_the_search_s_error_comes_before_the_table_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_s_error_comes_before_the_table_s(tmp_path, monkeypatch):
     def full(_: Study) -> None:
         raise StudyError("the table cannot be written: disk full")
 
@@ -128,9 +119,7 @@ def taught(file: Path, ratio: float) -> None:
     keep_lessons(file, "another", changed)
 
 
-def test_a_resumed_search_proposes_what_an_uninterrupted_one_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_search_proposes_what_an_uninterrupted_one_would(tmp_path, monkeypatch):
     def proposed(name: str, *ratios: float) -> list[str]:
         """Candidates of a study whose file of lessons is another one at each resumption."""
         file = tmp_path / name / "knowledge.json"
@@ -149,9 +138,7 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_would(
     assert through == proposed("resumed", 1.0, 0.01)
 
 
-def test_what_was_recalled_and_is_damaged_is_recalled_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_recalled_and_is_damaged_is_recalled_anew(tmp_path, monkeypatch):
     file, notebook = tmp_path / "knowledge.json", Notebook()
     taught(file, 1.0)
     session = session_of(tmp_path, realistic, monkeypatch)
@@ -163,9 +150,7 @@ def test_what_was_recalled_and_is_damaged_is_recalled_anew(
     assert len(read_lessons(session.study.recalled_file)) == 6
 
 
-def test_a_search_in_which_nothing_fits_teaches_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_in_which_nothing_fits_teaches_that(tmp_path, monkeypatch):
     file = tmp_path / "knowledge.json"
     session = session_of(tmp_path, never, monkeypatch)
     answer = run.search(session, Notebook(), fresh=False, knowledge=file)

@@ -28,9 +28,7 @@ from tests.replay.tables import sweep, write
 cases = Cases(__file__)
 
 
-def test_the_job_of_a_study_holds_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_of_a_study_holds_from_any_folder(tmp_path, monkeypatch):
     project = tmp_path / "project"
     (project / "mymodel").mkdir(parents=True)
     (project / "mymodel" / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
@@ -44,9 +42,7 @@ def test_the_job_of_a_study_holds_from_any_folder(
 
 
 @pytest.mark.parametrize(("price", "expected"), [("1.5", 1.5), ("CPU=2.5,H100=9", 2.5)])
-def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(
-    tmp_path: Path, price: str, expected: float
-) -> None:
+def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(tmp_path, price, expected):
     keys = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8}
     environment = replace(CPU, device_name="AMD EPYC CPU")
     assert read_job(None, {**keys, "price": price}, environment)[0].price_per_hour == expected
@@ -141,9 +137,7 @@ def test_the_model_of_a_table_is_nobody_s_to_name(tmp_path: Path) -> None:
     assert said_of(tmp_path, f"replay:{table}") == []
 
 
-def test_what_spoils_figures_is_said_once_before_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_spoils_figures_is_said_once_before_the_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setattr("autotune.fleet.transports.local.other_agents", lambda: [7, 8])
     busy = (Device(index=0, name="core", busy=0.57), Device(index=1, name="core", busy=0.05))

@@ -152,9 +152,7 @@ def test_a_soak_that_is_too_short_to_judge_is_not_called_failed(
     assert "failed" not in said
 
 
-def test_people_get_a_few_lines(
-    study: Study, machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_people_get_a_few_lines(study, machine, monkeypatch, capfd):
     machine()
     monkeypatch.setattr(sys, "argv", ["autotune", "soak", "--results", str(study.root)])
     with pytest.raises(SystemExit) as end:
@@ -259,9 +257,7 @@ def test_an_interrupted_soak_says_nothing(study: Study, machine, monkeypatch: py
     assert not (study.folder / SOAK_FILE).exists()
 
 
-def test_other_devices_than_the_searchs_are_refused(
-    study: Study, machine, monkeypatch: pytest.MonkeyPatch
-):
+def test_other_devices_than_the_searchs_are_refused(study, machine, monkeypatch):
     machine()
     state = study.read_state()
     state["environments"][0]["accelerator"] = "cuda"

@@ -70,9 +70,7 @@ def test_the_table_is_a_frame_in_one_line(study: Study) -> None:
 
 
 @cases("edit", "words")
-def test_figures_of_another_configuration_are_not_handed_out(
-    tmp_path: Path, edit: dict[str, object], words: str
-) -> None:
+def test_figures_of_another_configuration_are_not_handed_out(tmp_path, edit, words):
     study = exportable(tmp_path)
     (study.folder / "base.json").write_text('{"gradient_clipping": 0.5}', encoding="utf-8")
     assert find_chosen(study, trial=None).handout.job.seq_len == 64

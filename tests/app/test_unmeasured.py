@@ -18,17 +18,14 @@ from autotune.record.answer import answer_of
 from autotune.record.table import load_table
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
+from tests.cases import Cases
 from tests.jobs import own_accelerator
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
 
-SMALL: dict[str, Any] = {
-    "model": "tiny-gpt2",
-    "seq_len": 64,
-    "global_batch": 16,
-    "world": 2,
-    "trials": 4,
-}
+cases = Cases(__file__)
+
+SMALL = cases.data["SMALL"]
 
 
 @pytest.fixture
@@ -165,9 +162,7 @@ def test_two_groups_have_to_be_told_apart(tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_study_json_does_not_change_where_the_figures_come_from(
-    table: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_study_json_does_not_change_where_the_figures_come_from(table, tmp_path):
     first = open_session(None, {**SMALL, "study": "mine"}, fleet="simulate", results=tmp_path)
     assert search(first, Notebook(), fresh=False).problem is None
     state = first.study.state_file

@@ -1,6 +1,6 @@
 """Faults of a Ray cluster under a trial or a search: an actor stops, a node or the head is lost.
 
-An actor or a coordinator that is killed is for `tests/fleet/transports/test_ray.py`. Trials take a
+A coordinator that is killed is for `tests/fleet/transports/test_ray.py`. Trials take a
 rank on each of two nodes. Whatever dies, the trial blames the platform, nothing of it stays, and
 the next one trains where it can.
 """

@@ -25,13 +25,11 @@ from autotune.engines.deepspeed.extensions import build
 from tests.chaos import (
     around_trials,
     in_coordinators,
-    in_files,
     in_nodes,
     in_ray,
     in_slurm,
     in_trials,
     out_of_sight,
-    planted,
 )
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError
@@ -41,8 +39,6 @@ ROOMS: dict[str, ModuleType] = {
     "trials": in_trials,
     "around": around_trials,
     "coordinators": in_coordinators,
-    "files": in_files,
-    "outside": planted,
     "sight": out_of_sight,
     "nodes": in_nodes,
     "slurm": in_slurm,

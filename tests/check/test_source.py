@@ -11,7 +11,7 @@ from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from autotune.engines.deepspeed.sources.source import world_in
+from autotune.engines.deepspeed.sources.source import ranks_in
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -285,7 +285,7 @@ def test_the_ranks_of_a_command_that_a_shell_starts(tmp_path, words, world):
     (tmp_path / "run.sh").write_text(text)
     (tmp_path / "launch").write_text(text)
     (tmp_path / "a.yaml").write_text("num_processes: 3\n")
-    assert world_in(words, tmp_path) == world
+    assert ranks_in(words, tmp_path)[0] == world
 
 
 SECTION = """distributed_type: DEEPSPEED

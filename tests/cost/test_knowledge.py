@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 from pathlib import Path
 
 import numpy as np
@@ -129,9 +130,7 @@ def test_the_lessons_that_are_used_are_chosen_once(monkeypatch: pytest.MonkeyPat
     assert own is None
 
 
-def test_a_study_is_named_without_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_named_without_its_path(tmp_path, monkeypatch):
     name = study_name(tmp_path / "secret-customer")
     assert name.isalnum()
     assert "secret" not in name
@@ -150,7 +149,6 @@ def test_where_all_ran_out_of_memory_that_is_the_lesson() -> None:
 def test_what_ran_with_its_peak_unread_is_below_the_limit() -> None:
     blind = [dataclasses.replace(o, peak_bytes=None) for o in lessons()[1:]]
     found, predicted = recalled(*blind), forecast(plans()).peak_bytes
-    assert predicted is not None
     assert found.peaks.side.tolist() == [-1.0] * 3
     assert found.peaks.log_ratio == pytest.approx(np.log(80e9 / predicted[1:4]))
 
@@ -193,6 +191,17 @@ def test_one_damaged_lesson_does_not_spoil_the_others() -> None:
     found = recalled(sound, zeros, empty)
     assert len(found.times.log_ratio) == 1
     assert np.isfinite(found.times.log_ratio).all()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+def test_lessons_in_a_folder_that_another_has_prepared_are_refused(tmp_path):
+    folder = tmp_path / "open" / "cache"
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o1777)
+    os.chown(folder, 12_345, 12_345)
+    with pytest.raises(StudyError, match="belongs to user 12345"):
+        keep_lessons(folder / "k.json", "mine", [])
+    assert not list(folder.iterdir())
 
 
 def test_a_lock_that_is_a_link_leads_nowhere(tmp_path: Path) -> None:

@@ -75,9 +75,7 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
 
 
 @cases("before", "after", "message", "hint")
-def test_a_wrong_entry_is_named(
-    before: str, after: str, message: str, hint: str, tmp_path: Path
-) -> None:
+def test_a_wrong_entry_is_named(before, after, message, hint, tmp_path):
     path = tmp_path / "own.yaml"
     assert before in ENTRIES
     path.write_text(ENTRIES.replace(before, after), encoding="utf-8")

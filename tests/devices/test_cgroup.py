@@ -71,8 +71,6 @@ def test_no_cgroup_is_no_limit(tree: Path) -> None:
 
 
 @cases("membership", "files")
-def test_only_kills_in_the_own_group_count(
-    tree: Path, membership: str, files: dict[str, str]
-) -> None:
+def test_only_kills_in_the_own_group_count(tree, membership, files):
     write(tree, membership, files)
     assert cgroup.oom_kills() == 1

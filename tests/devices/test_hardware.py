@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -70,28 +69,7 @@ def install(
     monkeypatch.setattr(hardware, "torch_cuda_version", lambda: cuda)
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("Tesla V100-SXM2-32GB", 125),
-        ("Tesla V100-PCIE-16GB", 112),
-        (A100, 312),
-        ("NVIDIA A800-SXM4-80GB", 312),
-        (H100, 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H100 NVL", 835),
-        ("NVIDIA H800", 989),
-        ("NVIDIA H200", 989),
-        ("NVIDIA B200", 2250),
-        ("NVIDIA GB200", 2500),
-        ("Tesla T4", 65),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA A10", 125),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("NVIDIA GeForce RTX 3090", 71),
-    ],
-)
+@cases("name", "tflops")
 def test_peaks_are_dense_and_by_name(name: str, tflops: float) -> None:
     assert peak_flops(name) == tflops * 1e12
 
@@ -102,9 +80,7 @@ def test_no_peak_is_guessed(name: str) -> None:
 
 
 @cases("visible", "uuids")
-def test_visible_devices_are_read_as_cuda_reads_them(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
-) -> None:
+def test_visible_devices_are_read_as_cuda_reads_them(monkeypatch, visible, uuids):
     install(monkeypatch, [A100, A100, A100])
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -121,17 +97,7 @@ def test_gpus_show_what_others_do_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert part.memory_used_bytes == 2**30
 
 
-@pytest.mark.parametrize(
-    ("names", "has_bf16"),
-    [
-        ([V100, V100], False),
-        ([T4], False),
-        ([A100, V100], False),
-        ([A100], True),
-        ([H100, H100], True),
-        ([A100 + " MIG 1g.10gb"], True),
-    ],
-)
+@cases("names", "has_bf16")
 def test_bf16_is_what_all_gpus_compute_in_and_not_what_torch_emulates(
     monkeypatch: pytest.MonkeyPatch, names: list[str], has_bf16: bool
 ) -> None:
@@ -155,9 +121,7 @@ def test_unlike_gpus_have_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("asked", "cuda"), [("cpu", "13.0"), ("", None)])
-def test_cores_are_the_devices_where_gpus_are_not_wanted_or_not_usable(
-    monkeypatch: pytest.MonkeyPatch, asked: str, cuda: str | None
-) -> None:
+def test_cores_are_the_devices_where_gpus_are_not_wanted_or_not_usable(monkeypatch, asked, cuda):
     install(monkeypatch, [A100], cuda=cuda)
     monkeypatch.setenv("DS_ACCELERATOR", asked)
     environment = detect_environment()
@@ -166,17 +130,8 @@ def test_cores_are_the_devices_where_gpus_are_not_wanted_or_not_usable(
     assert 0 < environment.device_memory_bytes <= psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize(
-    ("asked", "names", "cuda", "says"),
-    [
-        ("xpu", [A100], "13.0", "DS_ACCELERATOR=xpu is not supported"),
-        ("cuda", [], "13.0", "NVML shows no visible GPU"),
-        ("cuda", [A100], None, "torch is built without CUDA"),
-    ],
-)
-def test_what_is_asked_for_and_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, asked: str, names: list[str], cuda: str | None, says: str
-) -> None:
+@cases("asked", "names", "cuda", "says")
+def test_what_is_asked_for_and_not_there_is_refused(monkeypatch, asked, names, cuda, says):
     install(monkeypatch, names, cuda=cuda)
     monkeypatch.setenv("DS_ACCELERATOR", asked)
     with pytest.raises(FleetError, match=says):
@@ -199,9 +154,7 @@ def test_a_missing_engine_is_no_error_of_the_machine(monkeypatch: pytest.MonkeyP
     assert detect_environment().deepspeed_version == ""
 
 
-def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 3, 5})
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: None)
     assert hardware.usable_cores() == [3, 5, 7]
@@ -214,9 +167,7 @@ def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(
 
 
 @cases("line", "version")
-def test_what_torch_is_built_for_is_read_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, version: str | None
-) -> None:
+def test_what_torch_is_built_for_is_read_from_its_file(tmp_path, monkeypatch, line, version):
     (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: spec)

@@ -7,13 +7,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRANSPORTS = "tests/fleet/transports"
-OVER_SSH = f"{TRANSPORTS}/test_hostfile.py::test_a_search_outlives_its_coordinator_and_a_node"
+OVER_SSH = f"{TRANSPORTS}/test_hostfile.py::test_a_search_outlives_its_coordinator"
 EXAMINED = f"{TRANSPORTS}/test_hostfile.py::test_the_nodes_are_examined_and_probed_together"
 SOAKED = "test_nodes_answer_as_here_and_what_they_are_handed_is_soaked_and_launched_on_them"
 KINDS = "test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named"
 IN_JOB = "test_a_search_in_an_allocation_leaves_it_and_answers_as_here"
 ASKING = "test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends"
-ON_RAY = f"{TRANSPORTS}/test_ray.py::test_a_search_outlives_its_coordinator_and_answers_as_here"
+ON_RAY = f"{TRANSPORTS}/test_ray.py::test_a_search_outlives_its_coordinator"
 
 RUN_BY = {
     "doctor --fleet hostfile:": EXAMINED,

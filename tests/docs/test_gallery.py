@@ -1,17 +1,12 @@
 """What the gallery records of a real search."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from tests import record_gallery
 from tests.record_gallery import MEASURED, SCRIPTS, keep
 
 
-def test_a_record_names_no_folder_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_names_no_folder_of_the_machine(tmp_path, monkeypatch):
     """A study of a user's own script names the folder that its command ran in."""
     monkeypatch.setattr(record_gallery, "RECORDED", tmp_path / "recorded")
     home = tmp_path / "home"

@@ -8,9 +8,7 @@ import pytest
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "api.ipynb"
 
 
-def test_every_cell_runs_and_shows_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_cell_runs_and_shows_something(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="the extra `dev` has nbclient")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -48,9 +48,7 @@ def site(built: tuple[Path, str]) -> Path:
     return built[0]
 
 
-def test_a_link_that_leads_nowhere_ends_the_build_and_no_other_does(
-    built: tuple[Path, str],
-) -> None:
+def test_a_link_that_leads_nowhere_ends_the_build_and_no_other_does(built):
     (warning,) = (line for line in built[1].splitlines() if line.startswith(("WARNING", "ERROR")))
     assert "nowhere.md" in warning
 

@@ -28,7 +28,6 @@ from autotune.space.candidate import Candidate
 from autotune.testing import MEASURE
 from tests import snapshots
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
-from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "autotune" / "trial" / "scripts"
@@ -276,6 +275,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         export(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders of others")
+def test_a_folder_that_another_has_prepared_gets_no_export(tmp_path):
+    folder = tmp_path / "open" / "out"
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o1777)
+    os.chown(folder, 12_345, 12_345)
+    with pytest.raises(RenderError, match="belongs to user 12345") as caught:
+        write_export(folder, {"run.sh": ""}, marker={})
+    assert caught.value.hint
+    assert not list(folder.iterdir())
+
+
 def test_an_export_that_finds_no_room_leaves_no_empty_folder(tmp_path, monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -395,42 +406,6 @@ def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypa
         export(tmp_path, micro_batch=2)
     monkeypatch.undo()
     assert (export(tmp_path, micro_batch=2) / "launch.sh").exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-@needs_namespaces
-def test_an_export_for_two_nodes_trains_on_both(tmp_path):
-    """Their host name leads to loopback, as it does in many installations."""
-    node = dataclasses.replace(CPU, n_devices=1)
-    job = tiny_job(tmp_path, world=2, global_batch=4)
-    export_handout(
-        handout_of(
-            canonical_candidate(job, **{"micro_batch": 1, "zero.stage": 1}),
-            engine=DeepSpeedEngine(job, node),
-            job=job,
-            environment=node,
-        ),
-        tmp_path / "out",
-        to="deepspeed",
-    )
-    launch = ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", "2"]
-    environment = {
-        **extensions_environment("cpu"),
-        "PYTHON": sys.executable,
-        "MASTER_ADDR": FIRST_ADDRESS,
-    }
-    (tmp_path / "nodes").mkdir()
-    with two_nodes(tmp_path / "nodes") as cable:
-        done = ended(
-            *(
-                cable.start(node, launch, **environment, GLOO_SOCKET_IFNAME=cable.names[node])
-                for node in (0, 1)
-            )
-        )
-    assert [code for code, _, _ in done] == [0, 0], done[0][2] + done[1][2]
-    steps = [line for _, stdout, _ in done for line in stdout.splitlines() if "loss" in line]
-    assert [line.split()[1] for line in steps] == ["0", "1"]
 
 
 @pytest.mark.parametrize("target", ["there", "nowhere"])

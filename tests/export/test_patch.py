@@ -42,24 +42,9 @@ PLAIN = f"""\
     "my_own": [1, {{"a": 2}}]
 }}
 """
-ARGUMENTS = """\
-# my run
-model_name_or_path: gpt2   # the model
-deepspeed: ds.json
-bf16: true
-per_device_train_batch_size: 4  # as large as fits
-output_dir: out
-"""
+ARGUMENTS = cases.data["ARGUMENTS"]
 ACCELERATE = cases.data["ACCELERATE"]
-AXOLOTL = """\
-base_model: gpt2
-datasets: [{path: mine, type: alpaca}]  # mine
-micro_batch_size: 1
-gradient_accumulation_steps: 4
-bf16: true
-deepspeed: ds.json
-flash_attention: true
-"""
+AXOLOTL = cases.data["AXOLOTL"]
 FACTORY = cases.data["FACTORY"]
 LAUNCH = cases.data["LAUNCH"]
 
@@ -520,14 +505,7 @@ def test_another_engine_is_told(folder):
         patched_by_dialect([Path("x.sh")], replace(handout, engine="megatron"), engine)
 
 
-READ = """\
-# my experiment
-name: first
-engine:
-  train_batch_size: 16  # never changes
-  zero_optimization:
-    stage: 1   # enough
-"""
+READ = cases.data["READ"]
 
 
 def own_of(folder: Path, **said: Any) -> Wanted:

@@ -15,7 +15,10 @@ from autotune.contract import (
 )
 from autotune.fleet.collect import collect
 from autotune.fleet.node.environment import allowed_environment
+from tests.cases import Cases
 from tests.trials import QUICK, spec
+
+cases = Cases(__file__)
 
 
 def ending(outcome=Outcome.LAUNCH, **seen):
@@ -125,10 +128,7 @@ def test_sigterm_is_the_cause_only_where_no_rank_ended_otherwise(
     assert (result.outcome, result.evidence) == (outcome, evidence)
 
 
-@pytest.mark.parametrize(
-    ("code", "how"),
-    [(137, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (255, "ended with code 255")],
-)
+@cases("code", "how")
 def test_a_launcher_that_ends_without_a_word_says_how(tmp_path, code, how):
     result = result_of(tmp_path, [], ending(launcher_code=code))
     assert (result.outcome, result.evidence) == (Outcome.LAUNCH, f"the launcher {how}")
@@ -208,14 +208,7 @@ def test_only_listed_variables_are_recorded_and_no_secret():
     assert recorded == {"NCCL_DEBUG": "INFO"}
 
 
-STACKS = """\
-Thread 0x00007f01 (most recent call first):
-  File "/a/queue.py", line 3 in get
-
-Current thread 0x00007f02 (most recent call first):
-  File "/a/b/{file}", line 61 in wait
-  File "/a/c.py", line 7 in load
-"""
+STACKS = cases.data["STACKS"]
 
 
 def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_for_it(tmp_path):

@@ -8,14 +8,16 @@ from hypothesis import given
 
 from autotune.contract import RankReport, Surroundings
 from autotune.fleet.disturbance import (
-    LOAD_SHARE,
     MIN_WATCHED_S,
     SPEEDS_APART,
     disturbance,
     two_speeds,
 )
 from tests import trials
+from tests.cases import Cases
 from tests.trial.test_statistics import SERIES, correlated
+
+cases = Cases(__file__)
 
 SPEC = trials.spec()
 
@@ -61,15 +63,7 @@ def test_a_rank_that_waits_is_not_disturbed_by_itself():
     assert disturbance(SPEC, [rank(cpu_s=0.2, busy_s=0.2)]) == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "causes"),
-    [
-        ({"stolen_s": 0.5}, "25% of the time was stolen by other virtual machines"),
-        ({"throttled_s": 0.5}, "25% of the time was withheld by a CPU quota"),
-        ({"stolen_s": LOAD_SHARE * 2.0 * 0.9}, ""),
-        ({"throttled_s": LOAD_SHARE * 2.0 * 0.9}, ""),
-    ],
-)
+@cases("changes", "causes")
 def test_time_that_somebody_outside_took(changes, causes):
     assert disturbance(SPEC, [rank(**changes)]) == causes
 

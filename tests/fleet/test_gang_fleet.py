@@ -27,8 +27,11 @@ from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from tests.cases import Cases
 from tests.jobs import CPU
 from tests.trials import spec
+
+cases = Cases(__file__)
 
 
 class Scripted:
@@ -117,9 +120,7 @@ def four_ranks() -> TrialSpec:
     return spec(world=4, dp=4, global_batch=8)
 
 
-def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
-    tmp_path: Path,
-) -> None:
+def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(tmp_path):
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
     trial = fleet.submit(spec(), tmp_path)
@@ -137,16 +138,13 @@ def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
     write(tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
-    assert result is not None
     assert (result.outcome, result.environment) == (Outcome.OK, {"NCCL_DEBUG": "INFO"})
     assert result.devices == ["n0:0", "n0:1"]
     assert trial.poll() is result
     assert trial.port == 20_001
 
 
-def test_a_trial_that_is_ended_slowly_holds_up_nobody(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_a_trial_that_is_ended_slowly_holds_up_nobody(tmp_path, clock):
     rack = Rack(2)
     fleet = GangFleet(rack, world=2)
     hung, other = (fleet.submit(spec(n), tmp_path / str(n)) for n in range(2))
@@ -156,7 +154,6 @@ def test_a_trial_that_is_ended_slowly_holds_up_nobody(
     rack.agent(1).say("ended", folder=str(tmp_path / "1"), problem="")
     assert hung.poll() is None
     result = other.poll()
-    assert result is not None
     assert result.outcome is Outcome.OK
     end = {"command": "end", "folder": str(tmp_path / "0"), "hangs": True}
     assert rack.agent().commands[1:] == [end]
@@ -168,7 +165,6 @@ def test_a_trial_that_is_ended_slowly_holds_up_nobody(
     write_json(tmp_path / "0" / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
     rack.agent().say("ended", folder=str(tmp_path / "0"), problem="")
     result = hung.poll()
-    assert result is not None
     assert result.evidence == "no rank had started after 120 s"
 
 
@@ -191,15 +187,12 @@ def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_p
     write(tmp_path, NodeReport(launcher_code=0, undrained_bytes=7), node=1, world=4)
     rack.agent(1).say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.OK
     assert result.memory_bytes["undrained"] == 7
     assert result.devices == ["n0:0", "n0:1", "n1:0", "n1:1"]
 
 
-def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(tmp_path, clock):
     rack = Rack(2, is_remote=True)
     fleet = GangFleet(rack, world=4)
     folders = [tmp_path / str(number) for number in range(2)]
@@ -218,16 +211,13 @@ def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(
     rack.agent().say("ended", folder=str(folders[0]), problem="")
     clock(1.0)
     result = trial.poll()
-    assert result is not None
     assert result.outcome.is_platform_fault
     assert "n1: these cannot" in result.evidence
     fleet.submit(four_ranks(), folders[1])
     assert rack.agent().commands[-1]["part"]["start"] == "cold"
 
 
-def test_ranks_that_outlive_those_of_another_node_are_ended(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_ranks_that_outlive_those_of_another_node_are_ended(tmp_path, clock):
     rack = Rack(2)
     trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
     rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
@@ -242,7 +232,6 @@ def test_ranks_that_outlive_those_of_another_node_are_ended(
     assert rack.agent(1).commands[-1]["command"] == "end"
     rack.agent(1).say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
-    assert result is not None
     assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
 
 
@@ -255,13 +244,10 @@ def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> 
     write(tmp_path, NodeReport(launcher_code=0))
     rack.agent().say("ended", folder=str(tmp_path), problem="")
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.OK
 
 
-def test_a_lost_agent_is_a_fault_of_the_platform_and_another_takes_its_place(
-    tmp_path: Path,
-) -> None:
+def test_a_lost_agent_is_a_fault_of_the_platform_and_another_takes_its_place(tmp_path):
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
     trial = fleet.submit(spec(), tmp_path)
@@ -271,20 +257,13 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_another_takes_its_place(
     assert [c["command"] for c in rack.agent().commands] == ["reap"], "memory may be left"
     rack.agent().say("reaped", folder=str(tmp_path))
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.LAUNCH
     evidence = "n0: the agent of the node ended with code -9: Traceback of something"
     assert result.evidence == evidence
     fleet.submit(spec(1), tmp_path / "next")
 
 
-@pytest.mark.parametrize(
-    ("has_second", "evidence"),
-    [
-        (True, "n[01]: the agent of the node ended with code 1"),
-        (False, "n1: no process can be started there: the cluster has ended"),
-    ],
-)
+@cases("has_second", "evidence")
 def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_node(
     tmp_path: Path, has_second: bool, evidence: str
 ) -> None:
@@ -298,7 +277,6 @@ def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_no
         for agent in agents:
             agent.code = 1
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.LAUNCH
     assert re.match(evidence, result.evidence), result.evidence
 
@@ -317,7 +295,6 @@ def test_the_end_of_all_nodes_is_told_as_such_and_not_as_that_of_each(tmp_path: 
     result = trial.poll()
     with pytest.raises(FleetError, match=re.escape(rack.end)):
         fleet.capacity(4)
-    assert result is not None
     assert (result.outcome, result.evidence) == (Outcome.LAUNCH, rack.end)
     assert list(fleet.absent()) == ["n2"], "it is not back either"
 
@@ -338,15 +315,12 @@ def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> N
     assert rack.agent(1).commands[0]["command"] == "reap", "of what files are left there"
     rack.agent(1).say("reaped", folder=str(tmp_path))
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.COMM
     evidence = "n1: the agent of the node ended with code -9; Connection closed by peer"
     assert result.evidence == evidence
 
 
-def test_an_agent_that_does_not_end_a_trial_is_given_up(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_an_agent_that_does_not_end_a_trial_is_given_up(tmp_path, clock):
     rack = Rack(1)
     trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
     trial.cancel()
@@ -358,13 +332,10 @@ def test_an_agent_that_does_not_end_a_trial_is_given_up(
     assert trial.poll() is None
     assert (rack.agent().code, len(rack.agents["n0"])) == (-9, 2), "nor does the next one answer"
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.CANCELLED
 
 
-def test_an_agent_that_is_lost_while_it_reaps_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_is_lost_while_it_reaps_says_why(tmp_path, monkeypatch):
     rack = Rack(1)
 
     def lose(seconds: float) -> None:
@@ -376,9 +347,7 @@ def test_an_agent_that_is_lost_while_it_reaps_says_why(
         GangFleet(rack, world=2).reap(tmp_path)
 
 
-def test_a_node_that_comes_back_and_goes_again_does_not_end_the_search(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_a_node_that_comes_back_and_goes_again_does_not_end_the_search(tmp_path, clock):
     rack = Rack(2, is_remote=True)
     fleet = GangFleet(rack, world=2)
     first_folder, second_folder = folders_of(tmp_path, "first", "second")
@@ -415,9 +384,7 @@ def test_where_no_agent_starts_the_fleet_is_not_available(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("error", "kind"), [("StudyError", StudyError), ("FleetError", FleetError), ("x", FleetError)]
 )
-def test_what_a_node_says_against_a_start_is_raised_and_its_gang_is_free(
-    tmp_path: Path, error: str, kind: type[Exception]
-) -> None:
+def test_what_a_node_says_against_a_start_is_raised_and_its_gang_is_free(tmp_path, error, kind):
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
     trial = fleet.submit(spec(), tmp_path)
@@ -458,9 +425,7 @@ def test_reaping_waits_for_every_node(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(waits) == 2
 
 
-def test_every_node_is_prepared_and_one_that_fails_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_node_is_prepared_and_one_that_fails_says_why(monkeypatch):
     rack = Rack(2)
     fleet, notes = GangFleet(rack, world=2), []
     fleet.prepare((), notes.append)
@@ -477,9 +442,7 @@ def test_every_node_is_prepared_and_one_that_fails_says_why(
     assert notes[-3:] == ["n0: building", "n0: built", "n1: building"]
 
 
-def test_a_build_that_fails_or_cannot_be_started_waits_for_those_of_other_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_build_that_fails_or_cannot_be_started_waits_for_those_of_other_nodes(monkeypatch):
     rack, notes, turns = Rack(3), list[str](), iter((0, 1))
     start = rack.start
 
@@ -537,9 +500,7 @@ def started_in(rack: Rack, node: int = 0) -> list[str]:
     ]
 
 
-def test_a_trial_waits_for_its_gang_and_its_time_begins_with_it(
-    tmp_path: Path, clock: Callable[[float], None]
-) -> None:
+def test_a_trial_waits_for_its_gang_and_its_time_begins_with_it(tmp_path, clock):
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)
     first_folder, second_folder = folders_of(tmp_path, "first", "second")
@@ -556,7 +517,6 @@ def test_a_trial_waits_for_its_gang_and_its_time_begins_with_it(
     assert second.progress().elapsed_s == 2
     let_end(rack, second_folder, world=2)
     result = second.poll()
-    assert result is not None
     assert (result.outcome, result.wall_s) == (Outcome.OK, 2)
 
 
@@ -568,7 +528,6 @@ def test_a_trial_that_waits_is_cancelled_without_ever_starting(tmp_path: Path) -
     second = fleet.submit(spec(), second_folder)
     second.cancel()
     result = second.poll()
-    assert result is not None
     assert (result.outcome, result.devices) == (Outcome.CANCELLED, [])
     let_end(rack, first_folder, world=2)
     assert first.poll() is not None

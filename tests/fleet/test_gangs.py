@@ -2,6 +2,9 @@ import pytest
 
 from autotune.base.errors import FleetError
 from autotune.fleet.gangs import GangAllocator, Slot
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
 def slots(n):
@@ -88,18 +91,7 @@ def rack(*n_slots):
     )
 
 
-@pytest.mark.parametrize(
-    ("n_slots", "size", "shape", "capacity"),
-    [
-        ((8, 8), 8, ["n0"] * 8, 2),
-        ((8, 8), 4, ["n0"] * 4, 4),
-        ((8, 8), 16, ["n0"] * 8 + ["n1"] * 8, 1),
-        ((8, 8), 12, ["n0"] * 6 + ["n1"] * 6, 1),
-        ((4, 4, 4), 8, ["n0"] * 4 + ["n1"] * 4, 1),
-        ((4, 2, 4), 8, ["n0"] * 4 + ["n2"] * 4, 1),
-        ((2, 2, 2, 2), 4, ["n0"] * 2 + ["n1"] * 2, 2),
-    ],
-)
+@cases("n_slots", "size", "shape", "capacity")
 def test_a_gang_takes_as_few_nodes_as_it_can_and_as_many_slots_of_each(
     n_slots, size, shape, capacity
 ):

@@ -29,14 +29,12 @@ def test_a_trial_is_answered_when_it_is_looked_at(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="a trial is in flight"):
         fleet.submit(spec(1), tmp_path)
     result = first.poll()
-    assert result is not None
     assert result.outcome is Outcome.OK
     assert result.started_at_s > 0
     assert first.poll() is result
     second = fleet.submit(spec(1), tmp_path)
     second.cancel()
     cancelled = second.poll()
-    assert cancelled is not None
     assert cancelled.outcome is Outcome.CANCELLED
     assert fleet.capacity(2) == 1
     assert fleet.quarantined() == ()
@@ -47,7 +45,6 @@ def test_closing_cancels_what_is_in_flight(tmp_path: Path) -> None:
     trial = fleet.submit(spec(), tmp_path)
     fleet.close()
     result = trial.poll()
-    assert result is not None
     assert result.outcome is Outcome.CANCELLED
 
 

@@ -32,6 +32,9 @@ from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
 H100 = FleetWishes(gpu="H100")
@@ -127,18 +130,7 @@ def test_where_nothing_fits_the_smallest_are_shown_and_a_program_learns_it():
     assert len(json.loads(done.stdout)["candidates"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("times_s", "fit", "sets", "order"),
-    [
-        # Ties go to the plainer; the exotic has to gain more than 3%, as 0.90 does and 0.99 not.
-        ([1.0, 1.02, 1.05, 0.99, 0.9], [1.0] * 5, {"strain": [2, 1, 0, 9, 9]}, [4, 1, 0, 2, 3]),
-        ([1.0, 1.02, 1.05, 0.99], [1.0] * 4, {"strain": [2, 1, 0, 9]}, [1, 0, 2, 3]),
-        # Where nothing surely fits, a little more of a chance is not worth a far slower step.
-        ([52.0, 14.7, 10.1, 1.0, 0.9], [0.79, 0.72, 0.53, 0.4, 0.3], {}, [1, 2, 0, 3, 4]),
-        # Of what surely fits the fewer setbacks lead.
-        ([1, 2, 3, 0.5], [0.95, 0.95, 0.95, 0.8], {"setbacks": [1, 0, 3, 0]}, [1, 0, 2, 3]),
-    ],
-)
+@cases("times_s", "fit", "sets", "order")
 def test_what_leads(times_s, fit, sets, order):
     fits, more = np.array(fit), {name: np.array(values) for name, values in sets.items()}
     assert ranked(np.array(times_s), fits, fits, min_fit=0.9, **more).tolist() == order
@@ -234,19 +226,7 @@ def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(m
     assert explain_candidate(outlook, wanted).place == n_same + 1
 
 
-SPACE_WITH_FP8 = """
-name: mine
-engine: megatron
-description: fp8 beside the job's precision
-knobs:
-  ep: [4, 8]
-  distributed_optimizer: true
-  dispatcher: deepep
-  recompute: selective
-  recompute_modules: moe
-  fp8: [none, e4m3]
-  fp8_recipe: {values: [blockwise], when: {fp8: e4m3}}
-"""
+SPACE_WITH_FP8 = cases.data["SPACE_WITH_FP8"]
 
 
 def test_a_space_that_is_named_has_its_fastest_first_whatever_that_trains(mixture, tmp_path):

@@ -14,7 +14,6 @@ from tests.cost.test_knowledge import HERE, lessons, plans
 def test_a_bound_on_a_peak_is_no_measurement_of_it() -> None:
     far = [dataclasses.replace(o, peak_bytes=None, limit_bytes=1e15) for o in lessons()[1:]]
     found = learned_from(far, situation=HERE, job=plans(), constants=load_constants())
-    assert found is not None
     assert found.n_here == 3
     peaks = found.recalled.peaks
     assert peaks.side.tolist() == [-1.0] * 3

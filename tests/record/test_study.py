@@ -120,9 +120,7 @@ def test_a_result_of_another_trial_is_not_taken(study: Study):
     ("name", "known"),
     [("spec.json", contract.SPEC_SCHEMA_VERSION), ("result.json", contract.SCHEMA_VERSION)],
 )
-def test_a_record_of_another_schema_is_refused_not_declared_lost(
-    study: Study, name: str, known: int, other: int
-):
+def test_a_record_of_another_schema_is_refused_not_declared_lost(study, name, known, other):
     folder = study.write_spec(a_spec(0), FILES)
     study.write_result(folder, ok(a_spec(0), 1.0))
     data = json.loads((folder / name).read_text())
@@ -256,9 +254,30 @@ def test_the_holder_is_a_process(study: Study, said: str, holder: int | None):
 @cases("name")
 def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
     study.write_spec(a_spec(0), FILES)
-    (study.trials_folder / name).mkdir()
+    for each in (name, f"\udcff{name}"):
+        (study.trials_folder / each).mkdir()
     recorded = study.read()
     assert (len(recorded.trials), recorded.unreadable, study.next_number()) == (1, (), 1)
+
+
+def test_no_file_of_a_study_tells_a_secret(study):
+    token = "hf_" + "Zq7xV2mK9pLw" * 3
+    places = {"a": token, "b": [[f"--api-key={token}"]], "c": {"d": {"password": "hunter2"}}}
+    folder = study.write_spec(a_spec(0), {"ds_config.json": json.dumps(places)})
+    evidence = f"RuntimeError: {json.dumps(places)}"
+    study.write_result(folder, replace(ok(a_spec(0), 1.0), evidence=evidence))
+    study.write_state({"said": places})
+    told = {path.name: path.read_text() for path in study.folder.rglob("*.json")}
+    assert told.keys() >= {"ds_config.json", "spec.json", "result.json", "study.json"}
+    assert not [name for name, text in told.items() if token in text or "hunter2" in text]
+
+
+def test_a_lock_that_is_a_link_leads_nowhere(study):
+    (study.folder / "lock").symlink_to(study.folder / "elsewhere")
+    with pytest.raises(StudyError, match="lock is a link, where a lock belongs") as caught:
+        study.lock()
+    assert caught.value.hint
+    assert not (study.folder / "elsewhere").exists()
 
 
 def test_a_lock_is_not_truncated_before_it_is_held(study: Study):

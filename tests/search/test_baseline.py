@@ -68,9 +68,7 @@ TWO_EACH = [(stage, size) for stage in (0, 1, 2, 3) for size in (8, 1)]
     ],
     ids=["the largest runs", "bisected", "hopeless stages", "recomputed"],
 )
-def test_without_a_forecast_each_rung_is_bisected(
-    study: Study, fits: list[Rung], expected: list[Rung]
-):
+def test_without_a_forecast_each_rung_is_bisected(study, fits, expected):
     fleet = fitting(*fits)
     result = search(study, make(trials=1), fleet=fleet)
     assert climbed(fleet) == expected
@@ -106,9 +104,7 @@ def test_no_micro_batch_divides_the_share(study: Study):
 
 
 @pytest.mark.parametrize(("global_batch", "sizes"), [(24, {4, 1, 2}), (2, {1})])
-def test_micro_batches_divide_the_global_batch_exactly(
-    study: Study, global_batch: int, sizes: set[int]
-):
+def test_micro_batches_divide_the_global_batch_exactly(study, global_batch, sizes):
     job = make(trials=1, global_batch=global_batch)
     fleet = fitting((0, 1, "none"))
     search(study, job, fleet=fleet, lattice=lattice_of(job, micro_batches=(1,)))

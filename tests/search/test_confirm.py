@@ -17,6 +17,7 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
+from tests.cases import Cases
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -34,6 +35,8 @@ from tests.search.scripted import (
     spec_of_run,
     with_budget,
 )
+
+cases = Cases(__file__)
 
 JOB = make()
 OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
@@ -270,17 +273,7 @@ def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     assert (third.specs, again.speedup) == ([], answer.speedup), "it is over"
 
 
-@pytest.mark.parametrize(
-    ("budget", "compare", "is_interrupted"),
-    [
-        ({"time_s": 1.0}, "all", False),
-        ({"time_s": 120.0}, "all", False),
-        ({"trials": 1}, "all", False),
-        ({}, "best", False),
-        ({}, "all", True),
-    ],
-    ids=["no time", "less time", "fewer trials", "compare best", "interrupted"],
-)
+@cases("budget", "compare", "is_interrupted")
 def test_what_is_recorded_counts_whatever_a_later_call_has_time_for(
     study: Study, budget: dict[str, Any], compare: Compared, is_interrupted: bool
 ):
@@ -348,12 +341,7 @@ def test_platform_faults_are_repeated_within_their_round(study: Study):
     assert [rounds.count(r) for r in range(3)] == [2, 4, 2]
 
 
-@pytest.mark.parametrize(
-    ("left", "n_runs"),
-    # A run takes 10 s. Of two finalists and the baseline all run one round, and the best and the
-    # baseline are confirmed cold in any case.
-    [(1000, 8), (75, 7), (58, 5), (45, 4), (35, 0)],
-)
+@cases("left", "n_runs")
 def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
     lattice = lattice_of(JOB, stages=(0,), micro_batches=(4, 8), recompute=("none",))
     beside(study, lattice=lattice, interrupt=Patient(3))
@@ -437,10 +425,7 @@ def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():
     assert cold_s(warm) - cold_s(cold) == 3.0
 
 
-@pytest.mark.parametrize(
-    ("guard_steps", "step_s", "added_s"),
-    [(20, 0.5, 4.0), (20, 2.5, 10.0), (20, 5.0, 0.0), (0, 0.5, 0.0), (200, 0.5, 34.0)],
-)
+@cases("guard_steps", "step_s", "added_s")
 def test_the_guard_takes_the_steps_that_a_run_would_not_take_without_it(
     guard_steps: int, step_s: float, added_s: float
 ):

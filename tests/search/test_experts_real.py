@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 
 from autotune.record.study import Study
+from tests.cases import Cases
 from tests.hasty import HASTY
+
+cases = Cases(__file__)
 
 pytestmark = [pytest.mark.real, pytest.mark.thorough]
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
-SPACE = """name: spread
-description: few
-knobs:
-  zero.stage: [1, 3]
-  ep: 2
-  micro_batch: [2, 4]
-"""
+SPACE = cases.data["SPACE"]
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -334,9 +334,7 @@ def test_a_folder_without_a_spec_is_said_and_left(study: Study):
 
 @pytest.mark.parametrize("n_trials", [5, 9])
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_a_winner_whose_record_is_gone_runs_again_and_wins(
-    study: Study, n_trials: int, sampler: str
-):
+def test_a_winner_whose_record_is_gone_runs_again_and_wins(study, n_trials, sampler):
     job = make(trials=n_trials, sampler=sampler)
     first = search(study, job)
     (study.trial_folder(first.best.trial) / "spec.json").write_text("{")
@@ -435,9 +433,7 @@ def test_interrupted_before_anything_ran_is_no_error(study: Study):
 
 
 @pytest.mark.parametrize("write", ["write_spec", "write_result"])
-def test_a_full_disk_ends_the_search_and_loses_nothing_that_was_written(
-    study: Study, monkeypatch: pytest.MonkeyPatch, write: str
-):
+def test_a_full_disk_ends_the_search_and_loses_nothing_that_was_written(study, monkeypatch, write):
     real, calls = getattr(Study, write), []
 
     def full(self, *args):
@@ -524,9 +520,7 @@ def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
 
 
 @pytest.mark.parametrize("is_invalid", [True, False], ids=["invalid", "too large"])
-def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(
-    study: Study, is_invalid: bool
-):
+def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(study, is_invalid):
     first: list[str] = []
 
     def only_the_first(spec: TrialSpec) -> TrialResult:

@@ -89,13 +89,6 @@ def test_trials_of_megatron_are_measured_as_others_are(folder: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_best_is_soaked_with_a_checkpoint(folder: Path) -> None:
-    done = autotune("soak", "--study", "it-megatron", "--minutes", "0.2", folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "saved and resumed" in " ".join(done.stdout.split())
-
-
-@pytest.mark.thorough
 def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
     out, job = tmp_path / "out", folder / "megatron.yaml"
     job.write_text((folder / "job.yaml").read_text().replace("both", "megatron"))

@@ -80,9 +80,7 @@ def autotune(*words: str) -> Result:
     return CliRunner().invoke(cli, words)
 
 
-def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--fleet", "simulate:8xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
     flags += ["--global-batch", "64", "--space", "smoke", "--dry-run"]

@@ -40,9 +40,7 @@ def trial(study: Study, tmp_path: Path) -> Trial:
     return read
 
 
-def test_what_the_same_engine_rendered_is_not_rendered_again(
-    study: Study, tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_same_engine_rendered_is_not_rendered_again(study, tmp_path, trial, monkeypatch):
     monkeypatch.delattr(DeepSpeedEngine, "files")
     assert not task_of(study, tmp_path, trials=99).why_left_out(trial)
 
@@ -52,9 +50,7 @@ def test_another_optimizer_is_seen(study: Study, tmp_path: Path, trial: Trial) -
     assert any("SGD" in change for change in changes)
 
 
-def test_templates_of_the_user_s_are_rendered(
-    study: Study, tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_templates_of_the_user_s_are_rendered(study, tmp_path, trial, monkeypatch):
     templates = tmp_path / "templates"
     templates.mkdir()
     task = task_of(study, tmp_path, templates=str(templates))

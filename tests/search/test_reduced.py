@@ -275,9 +275,7 @@ def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
 @pytest.mark.parametrize(
     ("fidelity", "is_told"), [(Fidelity(layers=1), True), (Fidelity(layers=1, world=1), False)]
 )
-def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(
-    fidelity: Fidelity, is_told: bool
-) -> None:
+def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(fidelity, is_told):
     job = make()
     lost = lattice_of(job).candidates[3]
     history = history_of(
@@ -362,9 +360,7 @@ def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> 
 
 
 @pytest.mark.parametrize(("then", "n_more"), [("layers=2", 4), (None, 0)])
-def test_another_fidelity_keeps_what_the_first_one_taught(
-    study: Study, then: str | None, n_more: int
-) -> None:
+def test_another_fidelity_keeps_what_the_first_one_taught(study, then, n_more):
     Searched(study, make(trials=6, fidelity="layers=1"))
     done = Searched(study, make(trials=14, fidelity=then))
     assert not any("left out" in note for note in done.notebook.notes)

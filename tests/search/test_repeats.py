@@ -4,7 +4,6 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
 from autotune.search.trial_spec import BRIEF_MEASURE, MEASURE, WARM_MEASURE
+from tests.cases import Cases
 from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,
@@ -35,6 +35,8 @@ from tests.search.scripted import (
     with_budget,
 )
 from tests.trials import LIMITS
+
+cases = Cases(__file__)
 
 LOAD = "other processes took 40% of core 0"
 
@@ -151,9 +153,7 @@ def test_a_disturbed_run_of_the_comparison_is_repeated_in_its_round(study: Study
     assert result.speedup.ratio == pytest.approx(other.speedup.ratio)
 
 
-def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(
-    study: Study, tmp_path: Path
-):
+def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(study, tmp_path):
     """What is usual is asked of the whole record, by who owes a run as by who starts it."""
     lattice = lattice_of(make(), stages=(0, 1))
     noisy = disturbing(lambda spec: spec.identity.role is Role.CONFIRM)
@@ -303,18 +303,8 @@ def test_what_stopped_early_is_kept_counted_and_told_at_its_median(study: Study)
     assert again.specs == []
 
 
-@pytest.mark.parametrize(
-    ("wish", "share"),
-    [
-        ({"objective": "samples_per_s"}, LOSING_SHARE),
-        ({"objective": "peak_memory", "objective_floor": 0.9}, LOSING_SHARE),
-        ({"objective": "peak_memory", "objective_floor": 0.3}, 0.3),
-        ({"objective": "pareto"}, None),
-    ],
-)
-def test_whether_a_slow_one_has_lost_depends_on_what_is_wished_for(
-    study: Study, wish: dict[str, object], share: float | None
-):
+@cases("wish", "share")
+def test_whether_a_slow_one_has_lost_depends_on_what_is_wished_for(study, wish, share):
     job = make(trials=3, **wish)
     fleet = ScriptedFleet(lambda spec: ok(spec, 100.0))
     search(study, job, fleet=fleet)

@@ -70,17 +70,13 @@ def told(history: History, job: Job | None = None) -> list[optuna.trial.FrozenTr
     return frozen_trials(make_axes(SPACE, history), history, objective(job))
 
 
-def test_config_faults_are_complete_platform_faults_failed_and_running_ones_running(
-    history: History,
-):
+def test_config_faults_are_complete_platform_faults_failed_and_running_ones_running(history):
     states = [frozen.state for frozen in told(history)]
     assert states == [TrialState.COMPLETE] * 6 + [TrialState.FAIL, TrialState.RUNNING]
 
 
 @pytest.mark.parametrize("name", ["samples_per_s", "peak_memory", "pareto"])
-def test_every_complete_trial_has_the_same_constraints_in_the_same_order(
-    history: History, name: str
-):
+def test_every_complete_trial_has_the_same_constraints_in_the_same_order(history, name):
     complete = [t for t in told(history, make(objective=name)) if t.state is TrialState.COMPLETE]
     names = {tuple(frozen.constraints) for frozen in complete}
     assert names == {("memory", "validity", "finiteness", "time", "floor")}
@@ -158,9 +154,7 @@ def proposed(
 
 
 @pytest.mark.parametrize("sampler", [Tpe(), Random()], ids=["tpe", "random"])
-def test_the_same_history_and_seed_give_the_same_proposal(
-    history: History, sampler: OptunasSampler
-):
+def test_the_same_history_and_seed_give_the_same_proposal(history, sampler):
     def asked(seed: int) -> dict[str, KnobValue]:
         return proposed(sampler, SPACE, history, n_budget=2, seed=seed)
 

@@ -1,19 +1,15 @@
-"""Whole searches on real DeepSpeed: one is killed again and again, then answers.
+"""Whole searches on real DeepSpeed: one is killed, then answers.
 
 `tests/chaos` has the other rude ways of ending one early.
 """
 
 import json
-import random
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.app.exports import export_study
-from autotune.base.errors import StudyError
 from autotune.contract import Role, Start
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -29,7 +25,6 @@ from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
 from autotune.space.space import load_space
 from tests.command_line import autotune
-from tests.hasty import BUDGET_ENV
 from tests.jobs import CPU, tiny_job
 from tests.search.scripted import Notebook
 from tests.searches import Search
@@ -50,70 +45,21 @@ def search(tmp_path):
     wait_until(lambda: processes_of(search.study.folder) == [], "a search left processes behind")
 
 
-SPACE = """
-name: one_drifts
-description: Larger micro-batches are faster, and the largest comes with 16-bit states.
-knobs:
-  zero.stage: [1]
-  micro_batch: [2, 8]
-  master_dtype: {values: [model], when: {micro_batch: 8}}
-  optimizer_states_dtype: {values: [model], when: {micro_batch: 8}}
-"""
-OWN = {
-    "train_micro_batch_size_per_gpu": 1,
-    "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}},
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000},
-}
-"""Most of its updates are smaller than half the distance between two weights in bf16."""
-
-
-@pytest.mark.thorough
-def test_the_fastest_is_left_out_where_its_losses_drift(search, tmp_path, monkeypatch):
-    (tmp_path / "one_drifts.yaml").write_text(SPACE)
-    (tmp_path / "baseline.json").write_text(json.dumps(OWN))
-    search.flags |= {"space": str(tmp_path / "one_drifts.yaml"), "global_batch": 16}
-    monkeypatch.setenv(BUDGET_ENV, "3")  # whether losses drift is told by more than a second
-    flags = ("--trials", "2", "--seed", "3", "--no-diagnose", "--compare", "best")
-    code, stdout, stderr = search.run(*flags)
-    assert code == 0, stderr
-    answer = json.loads(stdout.splitlines()[-1])
-    assert "its losses drift" in stderr
-    drifted, guard = answer["drifted"]["standing"], answer["drifted"]["guard"]
-    assert dict(drifted["candidate"]["knobs"])["master_dtype"] == "model"
-    assert drifted["samples_per_s"] > answer["best"]["samples_per_s"]
-    assert guard["losses"][-1] - guard["baseline_losses"][-1] > 2 * guard["tolerance"]
-    assert dict(answer["best"]["candidate"]["knobs"])["micro_batch"] == 2
-    assert answer["guard"]["verdict"] == "pass"
-    export_study(search.study, tmp_path / "out")
-    assert micro_batch_in(tmp_path / "out") == 2
-    with pytest.raises(StudyError, match="drift"):
-        export_study(search.study, tmp_path / "no", trial=drifted["trial"])
-    export_study(search.study, tmp_path / "out", allow_loss_drift=True)
-    assert micro_batch_in(tmp_path / "out") == 8
-
-
-def test_kill_9_at_any_moment_loses_nothing_and_the_search_answers(search, tmp_path):
-    flags = ("--trials", "2", "--budget", "3m", "--compare", "best")
-    moments = random.Random(20)
-    finished: dict[int, str] = {}
-    for _ in range(3):
-        process = search.start(*flags)
-        try:
-            process.wait(timeout=moments.uniform(1.0, 12.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
-        wait_until(lambda: processes_of(search.study.folder) == [], "an orphan is left")
-        now = search.finished()
-        assert finished.items() <= now.items(), "a finished trial was lost or changed"
-        finished = now
-        if search.study.trials():
-            results = search.study.root
-            report = ("report", "--study", "it", "--json", "--results", str(results))
-            done = autotune(*report, folder=results)
-            assert done.returncode == 0, done.stderr
-            json.loads(done.stdout)
+def test_kill_9_loses_nothing_and_the_search_answers(search, tmp_path):
+    """In the middle of the second trial; `make chaos` kills it at every other moment."""
+    flags = ("--trials", "1", "--budget", "3m", "--compare", "best", "--no-diagnose")
+    process = search.start(*flags)
+    wait_until(lambda: search.is_under_way(1), "the second trial runs")
+    process.kill()
+    process.communicate()
+    wait_until(lambda: processes_of(search.study.folder) == [], "an orphan is left")
+    finished = search.finished()
+    assert 0 in finished
+    results = search.study.root
+    report = ("report", "--study", "it", "--json", "--results", str(results))
+    done = autotune(*report, folder=results)
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
 
     code, stdout, stderr = search.run(*flags)
     assert code == 0, stderr
@@ -134,11 +80,6 @@ def test_kill_9_at_any_moment_loses_nothing_and_the_search_answers(search, tmp_p
     export_study(search.study, tmp_path / "out")
     chosen = dict(answer["best"]["candidate"]["knobs"])
     assert micro_batch_in(tmp_path / "out") == chosen["micro_batch"]
-
-    code, stdout, _ = search.run(*flags)
-    assert code == 0
-    assert len(search.study.trials()) == len(trials), "the same command again runs nothing twice"
-    assert json.loads(stdout.splitlines()[-1])["best"] == answer["best"]
 
 
 def check_answer(answer: dict[str, Any], study: Study) -> None:

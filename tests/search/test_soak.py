@@ -221,9 +221,7 @@ def test_a_soak_that_was_interrupted_goes_on_with_its_second_half(tmp_path: Path
     assert not list(kept.folder.rglob("weights"))
 
 
-def test_a_record_that_cannot_be_read_costs_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_record_that_cannot_be_read_costs_no_checkpoint(tmp_path, monkeypatch):
     kept = record(tmp_path)
     given = (spec(), files(ds_config()))
     cut_short = runner_of(kept, SoakFleet(steady, n_polls=3), Patient(3))

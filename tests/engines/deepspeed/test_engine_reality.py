@@ -52,15 +52,7 @@ SWAPS = has_libaio()
 """Whether the extension for NVMe compiles here; without it nothing is swapped."""
 ONLY_SWAPPING = {"offload.pipeline", "offload.param_buffer_count", "offload.param_max_in_cpu"}
 """Knobs that act with NVMe alone."""
-BEYOND_THE_SPACES: list[dict[str, Any]] = [
-    {"offload.optimizer": "nvme", "offload.pipeline": "read"},
-    {"offload.optimizer": "nvme", "offload.pipeline": "write"},
-    {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
-    {"zero.stage": 1, "communication_dtype": "fp16"},
-    {"zero.stage": 1, "communication_dtype": "bf16"},
-    {"zero.stage": 1, "tp": 2, "tp.head": "gathered"},
-    {"stage3.max_reuse_distance": 0},
-]
+BEYOND_THE_SPACES = cases.data["BEYOND_THE_SPACES"]
 """What no shipped space lists, or lists with what hides it on a CPU; at stage 3 by default."""
 AT_LEAST = 40
 MOST_REFUSALS = 50

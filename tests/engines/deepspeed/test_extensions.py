@@ -171,20 +171,7 @@ def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
     assert extensions.stale_locks("cpu") == [lock]
 
 
-_BUILDING = """
-import sys
-from autotune.base.guarded_process import GuardedProcess
-from autotune.engines.deepspeed import extensions
-
-def compiles(command, **options):
-    name, folder = command[-2:]
-    script = 'exec 3> "$2/$1/lock"; setsid sleep 600 & (sleep 600 &) ; wait'
-    return GuardedProcess(["sh", "-c", script, "sh", name, folder], **options)
-
-extensions.GuardedProcess = compiles
-sys.argv = ["", "cpu"]
-extensions.main()
-"""
+_BUILDING = cases.data["_BUILDING"]
 """A build whose compilers, one of them in a session of its own, do not end."""
 
 
@@ -311,9 +298,7 @@ def test_a_lock_that_is_a_link_is_refused_and_the_doctor_goes_on(folder, tmp_pat
 
 
 @cases("listed", "read")
-def test_architectures_are_listed_as_deepspeed_reads_them(
-    listed: str, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_architectures_are_listed_as_deepspeed_reads_them(listed, read, monkeypatch):
     made = extensions.environment("cuda", {"TORCH_CUDA_ARCH_LIST": listed})
     assert made["TORCH_CUDA_ARCH_LIST"] == read
     assert "TORCH_CUDA_ARCH_LIST" not in extensions.environment("cuda", {})

@@ -145,13 +145,7 @@ def test_what_cannot_be_predicted_says_so(job):
         plans_of([canonical_candidate(job)], factory, A100)
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes"),
-    [
-        ("bloom", {"hidden_size": 96, "n_layer": 3, "n_head": 4}),
-        ("gptj", {"n_embd": 96, "n_layer": 3, "n_head": 4, "rotary_dim": 8}),
-    ],
-)
+@cases("family", "sizes")
 def test_a_family_whose_config_leaves_a_size_open_is_named(job, family, sizes):
     config = {"model_type": family, "vocab_size": 640, **sizes}
     other = dataclasses.replace(job, model=model_from_config("mine", config, where="config.json"))

@@ -84,9 +84,7 @@ def test_the_command_as_it_is_breaks_no_rule_whatever_it_does(tmp_path: Path) ->
     assert not engine.judge(engine.unchanged)
 
 
-def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(tmp_path):
     """Another number of steps in the file would change what a script by hand trains."""
     by_hand = {**RAW, "micro_batches": [2, 2, 2], "asks_micro_batch": False}
     config = {**RAW["config"], "gradient_accumulation_steps": 1}
@@ -119,19 +117,10 @@ def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path
     assert (expected["micro_batch"], expected["grad_accum"]) == (4, 1)
 
 
-READ = {
-    "file": "/p/run.yaml",
-    "at": ["engine"],
-    "same": ["zero_optimization.stage", "zero_optimization.overlap_comm"],
-    "other": [],
-    "sections": ["zero_optimization"],
-    "is_whole": True,
-}
+READ = cases.data["READ"]
 
 
-def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(
-    tmp_path: Path,
-) -> None:
+def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(tmp_path):
     zero = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
     config = {
         **RAW["config"],
@@ -151,9 +140,7 @@ def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(
     assert "did you mean wall_clock_breakdown?" in said
 
 
-def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(
-    tmp_path: Path,
-) -> None:
+def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(tmp_path):
     for name, description in (("raw", RAW), ("trainer", TRAINER)):
         (folder := tmp_path / name).mkdir()
         engine = engine_of(folder, description)
@@ -421,21 +408,8 @@ def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     assert engine.space.domains["micro_batch"].values == (4,)
 
 
-@pytest.mark.parametrize(
-    ("changes", "remark", "unsaid"),
-    [
-        (
-            {"config_written": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}},
-            "zero_optimization.stage: your file says 3, and 1 arrived",
-            "bf16",
-        ),
-        ({"engines": 3, "engines_trained": 2}, "2 of its 3 engines train", "your file says"),
-        ({"asks_micro_batch": False}, "{micro_batch=4}", "engines"),
-    ],
-)
-def test_what_is_odd_is_remarked(
-    tmp_path: Path, changes: dict[str, Any], remark: str, unsaid: str
-) -> None:
+@cases("changes", "remark", "unsaid")
+def test_what_is_odd_is_remarked(tmp_path, changes, remark, unsaid):
     remarks = " ".join(engine_of(tmp_path, {**RAW, **changes}).remarks())
     assert remark in remarks
     assert unsaid not in remarks
@@ -479,9 +453,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
 
 
 @cases("words", "knobs", "told")
-def test_a_change_of_accelerate_s_settings_is_told_in_its_words(
-    tmp_path: Path, words: str, knobs: dict[str, Any], told: list[str]
-) -> None:
+def test_a_change_of_accelerate_s_settings_is_told_in_its_words(tmp_path, words, knobs, told):
     zero = {"zero_optimization": {"stage": 2, "overlap_comm": False}}
     described = {**RAW, "framework": "accelerate", "config": {**RAW["config"], **zero}}
     command = ["accelerate", "launch", *words.split()]

@@ -3,7 +3,10 @@
 import pytest
 
 from autotune.app.check import CheckFlags, check_files
+from tests.cases import Cases
 from tests.check.files import checked, messages, rules, write
+
+cases = Cases(__file__)
 
 CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 RULE = "file.visible_devices"
@@ -14,16 +17,7 @@ def said(tmp_path, line: str, **how: object) -> str:
     return messages(checked(path, launch=f"{line} --deepspeed_config {path}", **how), RULE)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "CUDA_VISIBLE_DEVICES=4,5,6 torchrun --nproc_per_node 6 run.py",
-        "HIP_VISIBLE_DEVICES=0,1,2, python -m torch.distributed.run --nproc-per-node=6 run.py",
-        "CUDA_VISIBLE_DEVICES=GPU-8932f937,GPU-8932f938,MIG-1 torchrun --nproc_per_node 6 run.py",
-        "accelerate launch --num_processes 6 --gpu_ids 1,2,3 run.py",
-        "accelerate launch --num_processes 12 --num_machines 2 --gpu_ids=1,2,3 run.py",
-    ],
-)
+@cases("line")
 def test_ranks_without_a_device_are_told(tmp_path, line):
     told = said(tmp_path, line)
     assert "leaves 3 of a node's devices visible, and the line starts 6 ranks" in told
@@ -31,20 +25,7 @@ def test_ranks_without_a_device_are_told(tmp_path, line):
     assert "start 3 ranks a node" in told
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 run.py",
-        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --nnodes 4 run.py",
-        "CUDA_VISIBLE_DEVICES=$GPUS torchrun --nproc_per_node 2 run.py",
-        "CUDA_VISIBLE_DEVICES= DS_ACCELERATOR=cpu torchrun --nproc_per_node 2 run.py",
-        "DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 run.py",
-        "accelerate launch --num_processes 4 --gpu_ids all run.py",
-        "CUDA_VISIBLE_DEVICES=0 accelerate launch --num_processes 2 --gpu_ids 0,1 run.py",
-        "CUDA_VISIBLE_DEVICES=0,1 deepspeed run.py",
-        "CUDA_VISIBLE_DEVICES=0,1 python run.py",
-    ],
-)
+@cases("line")
 def test_devices_that_suffice_or_that_nobody_knows_are_not(tmp_path, line):
     assert said(tmp_path, line) == ""
 

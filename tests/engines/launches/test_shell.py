@@ -11,24 +11,11 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.shell import read_shell
+from tests.cases import Cases
 
-SCRIPT = """\
-#!/bin/bash
-# a comment with a ' in it
-export OMP_NUM_THREADS=4
-SIZE=4
-ARGS=(
-  --per_device_train_batch_size $SIZE  # as large as fits
-  --bf16
-)
-cat > notes <<'END'
-torchrun 'nothing of this
-END
-DS="ds.json"
-CUDA_VISIBLE_DEVICES=0 torchrun --nproc-per-node ${RANKS:-2} \\
-   train.py --deepspeed "$DS" \\
-   "${ARGS[@]}" --output_dir "out/$(date +%s)" > log.txt 2>&1 && echo done
-"""
+cases = Cases(__file__)
+
+SCRIPT = cases.data["SCRIPT"]
 
 
 def words(text, number=0):
@@ -53,106 +40,25 @@ def test_a_variable_has_the_value_that_it_has_where_it_is_used():
     assert words("N=4\nN=8\ntorchrun t.py --train $N\n")[-1] == "8"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if probe; then\n N=4\nelse\n N=8\nfi\n",
-        "for N in $(seq 8); do\n :\ndone\n",
-        "N=4\nprobe && N=8\n",
-        "case $1 in\n a) N=4;;\n b) N=8;;\nesac\n",
-        "N=$(nvidia-smi -L | wc -l)\n",
-    ],
-)
+@cases("text")
 def test_what_only_the_shell_knows_stays_as_it_is_written(text):
     commands = read_shell(f"{text}torchrun t.py --train $N\n", Path("run.sh")).commands
     assert commands[-1].words[-1].text == "$N"
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("N=${N:-4}\ntorchrun t.py --train $N", ["4"]),
-        ("A=2; N=$((A * ${B:-4} - 1))\ntorchrun t.py --train $N", ["7"]),
-        (': "${N:=4}"\ntorchrun t.py --train $N', ["4"]),
-        ("A=()\nA+=(1)\nA+=(2 3)\ntorchrun t.py --train ${A[@]}", ["1", "2", "3"]),
-        ('A=("1 2")\ntorchrun t.py --train ${A[@]}', ["1", "2"]),
-        ('A=("1 2")\ntorchrun t.py --train "${A[@]}"', ["1 2"]),
-        ('A="1 2"\nB="$A 3"\ntorchrun t.py --train $B', ["1", "2", "3"]),
-        ('K=a\nif [[ "$K" == "a" ]]; then\n N=1\nelse\n N=2\nfi\ntorchrun t.py --train $N', ["1"]),
-        ("N=1\nif [ $N -gt 4 ]; then\n N=2\nfi\ntorchrun t.py --train $N", ["1"]),
-        ("read -r -d '' A <<E\n1\n  2 \\\n 3\nE\ntorchrun t.py --train $A", ["1", "2", "3"]),
-        ('torchrun t.py --train "a\\d" b\\\nc', ["a\\d", "bc"]),
-        ('[ -z "$N" ] && N=4\n[ 1 = 2 ] || M=5\ntorchrun t.py --train $N $M', ["$N", "5"]),
-        ("N=\n[[ -z $N ]] && N=4\n[ $N = 4 ] || N=5\ntorchrun t.py --train $N", ["4"]),
-        ("if [ 1 = 2 ]; then\n torchrun u.py --train 1\nfi\ntorchrun t.py --train 2", ["2"]),
-    ],
-)
+@cases("text", "told")
 def test_values_sums_and_tests_are_followed(text, told):
     assert words(text)[3:] == told
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "K=${1:-a}\nif [ $K = a ]; then\n run 1\nelif [ $K = b ]; then\n run 2\nfi\n",
-        "K=${K:-a}\nJ=$K\n[ $J = a ] && run 1\n[[ $J = b ]] && { N=2; run $N; }\n",
-        "K=${K:-1}; J=0\n[ $K = 2 ] && J=1\nif [ $J = 1 ]; then\n run 1\nelse\n run 2\nfi\n",
-        "N=2\nif [ ${K:-a} = b ]; then\n N=1; run $N\nelse\n run $N\nfi\n",
-        "K=a\n. gone.sh\nif [ $K = b ]; then run 1; else run 2; fi\n",
-        "K=0\nwhile :; do\n if [ $K = 1 ]; then run 1; else run 2; fi\n K=$((K + 1))\ndone\n",
-        "K=0\nf() {\n if [ $K = 1 ]; then run 1; else run 2; fi\n}\n",
-        "K=0\nfunction f {\n if [ $K = 1 ]; then run 1; else run 2; fi\n}\n",
-        *(
-            f"K=0\n{line}\nif [ $K = 1 ]; then\n run 1\nelse\n run 2\nfi\n"
-            for line in (
-                *(
-                    'read -p "how? " K',
-                    "IFS=, read -r J K",
-                    "let K=K+1",
-                    "((K++))",
-                    "(( K += 1 ))",
-                ),
-                *("printf -v K 1", "mapfile -t K < f", "J=$((K++))", "while read K; do :; done"),
-            )
-        ),
-    ],
-)
+@cases("text")
 def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
     commands = read_shell(text, Path("run.sh"), follows=True).commands
     ran = [[word.text for word in each.words] for each in commands]
     assert [each for each in ran if each[0] == "run"] == [["run", "1"], ["run", "2"]]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("N=${N:-4}\nif [ $N = 8 ]; then\n M=1\nelse\n M=2\nfi\nrun $N $M", ["4", "2"]),
-        ("N=1\nif [ ${K:-a} = b ]; then\n N=2\nfi\nrun $N", ["1"]),
-        ("[ -d x ] && { A=1; G=3; }\nrun $A $G", ["$A", "$G"]),
-        ("[ 1 = 2 ] && { A=1; G=3; }\nrun $A ${G:-8}", ["$A", "8"]),
-        ("G=8\n[ -d x ] &&\n G=3\nrun $G", ["$G"]),
-        ("[ 1 = 2 ] && probe || G=3\nrun $G", ["3"]),
-        ("main() {\n N=4\n run $N\n}", ["4"]),
-        ("N=4\nunset N\nrun ${N:-8}", ["8"]),
-        ("run \\\n 1 \\", ["1"]),
-        ("A=(# it's ours\n 1)\nrun ${A[@]}", ["1"]),
-        ("A=1\n(A=2; B=3)\nrun $A ${B:-4}", ["1", "4"]),
-        ("probe && (A=1; B=2)\nrun $A $B", ["$A", "$B"]),
-        ("[ 1 = 1 ] && (A=1; run $A)", ["1"]),
-        ("A=1\nbash -c 'A=2'\necho 3 | read A\nrun $A", ["1"]),
-        ("if probe; then\n A=1; run $A\nfi", ["1"]),
-        ("if probe; then A=1; else A=1; fi\nrun $A", ["1"]),
-        ("A='--x 1'\nif probe; then\n A=\"$A --y\"\nfi\nrun $A", ["--x", "1", "${A[@]}"]),
-        ("A=1\nfor B in $C; do\n run $A\n A=2\ndone", ["$A"]),
-        ("for B in 1 2; do\n A=2; run $A\ndone", ["2"]),
-        ("case $B in\n a|b) A=1 ;;\n *) A=1; esac\nrun ${C:-3}", ["3"]),
-        ("if [ 1 = 1 ] && [[ 2 == 3 ]]; then A=1; else A=2; fi\nrun $A", ["2"]),
-        ("! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
-        ("export A=1\nunset A\nrun ${A:-2}", ["2"]),
-        ("A=$(( ((((((8)))))) ))\nrun $A", ["8"]),
-        ("run ${A:-${B:-${C:-${D:-${E:-8}}}}} $(a $(b $(c $(d $(e $(f $(g)))))))", None),
-    ],
-)
+@cases("text", "told")
 def test_values_behind_tests_and_in_odd_places(text, told):
     found = words(text, -1)
     assert found[:1] == ["run"]
@@ -233,31 +139,14 @@ def test_an_array_before_a_command_is_no_fault():
     assert words("A=(1 2) run $B\n") == ["run", "$B"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'srun -N2 bash -c "torchrun t.py --train $A"\n',
-        'CMD="torchrun t.py --train $A"\neval $CMD\n',
-        'ssh -p 22 worker "cd x && torchrun t.py --train $A"\n',
-        'CMD="torchrun t.py --train $A"\nbash -c "$CMD 2>&1 | tee log"\n',
-    ],
-)
+@cases("text")
 def test_a_text_for_another_shell_is_read(text):
     commands = read_shell(f"A=4\n{text}", Path("run.sh")).commands
     told = [[word.text for word in command.words] for command in commands]
     assert ["torchrun", "t.py", "--train", "4"] in told
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torchrun a.py --x 'one two' --y \"three four\" --z five\\ six",
-        "torchrun a.py \\\n  --x 1 \\\n  --y=2",
-        'torchrun a.py --x "$(echo 1)" ; true',
-        "A=1 torchrun a.py --x 1 2>/dev/null | cat",
-        'X="a b"\ntorchrun a.py $X "$X"',
-    ],
-)
+@cases("line")
 def test_words_are_those_of_bash(line, tmp_path):
     bash = shutil.which("bash")
     if bash is None:
@@ -364,20 +253,7 @@ def test_a_text_that_is_read_into_an_array_is_split():
     assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [
-        ("$PWD", "."),
-        ("$(pwd)", "."),
-        ("`pwd -P`", "."),
-        ('$(dirname "$0")', "jobs/night"),
-        ('"$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )"', "jobs/night"),
-        ("$(realpath $(dirname $0)/../data)", "jobs/data"),
-        ("$(dirname $(readlink -f ${BASH_SOURCE:-$0}))/..", "jobs/night/.."),
-        ("$(find . -name x)", "$(find . -name x)"),
-        ("$(cd $DATA && pwd)", "$(cd $DATA && pwd)"),
-    ],
-)
+@cases("folder", "said")
 def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     shell = read_shell(f'F={folder}\nrun {folder} "$F/a"\n', Path("jobs/night/run.sh"))
     first, second = (word.text for word in shell.commands[0].words[1:])
@@ -386,52 +262,22 @@ def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     assert second == (f"{said}/a" if is_known else "$F/a")
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"),
-    [("cd a", "a"), ("cd a\ncd ../b", "b"), ("cd $X", "$PWD"), ("probe && cd a", "$PWD")],
-)
+@cases("text", "folder")
 def test_a_folder_that_the_file_goes_to_is_known(text, folder):
     assert words(f"{text}\nrun $PWD\n", -1) == ["run", folder]
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "written"),
-    [
-        (
-            'Z=2\nOUT=$PWD/c.json\ncat <<END > "$OUT"\n{"s": $Z, "t": "${T}"}\nEND\n',
-            "c.json",
-            '\n\n\n{"s": 2, "t": "${T}"}\n',
-        ),
-        ("cat > a/b.yaml << 'X'\nlr: $Z\nX\necho", "a/b.yaml", "\nlr: $Z\n"),
-        ("tee ./t.json <<-E\n{\\$Z}\n\tE\n", "t.json", "\n{$Z}\n"),
-    ],
-)
+@cases("text", "path", "written")
 def test_a_here_document_that_is_written_to_a_file_is_known(text, path, written):
     assert read_shell(text, Path("run.sh")).written == {path: written}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "cat <<E\nx\nE\n",
-        "cat >> f <<E\nx\nE\n",
-        "if false; then\n  A=1\nfi\nif [ 1 -eq 2 ]; then\ncat > f <<E\nx\nE\nfi\n",
-    ],
-)
+@cases("text")
 def test_other_here_documents_write_no_file(text):
     assert read_shell(text, Path("run.sh")).written == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "commands"),
-    [
-        ('C="run a --n 1"\neval $C\n', [["run", "a", "--n", "1"]]),
-        ('C="run a |& tee $LOG"\neval $C\n', [["run", "a"], ["tee", "$LOG"]]),
-        ('C="run a"\neval $C --n 2 2>&1 | tee log\n', [["run", "a", "--n", "2"], ["tee", "log"]]),
-        ("eval 'run a; run b'\n", [["run", "a"], ["run", "b"]]),
-        ('C="run a"\nC="$C >& out.txt"\neval "$C"\n', [["run", "a"]]),
-    ],
-)
+@cases("text", "commands")
 def test_what_eval_runs_is_read_once(text, commands):
     shell = read_shell(text, Path("run.sh"))
     assert [
@@ -458,46 +304,13 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
     assert shell.commands[-1].unread == (gone,)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("G=8\nif [ -f x ]; then G=3; fi\nrun $G\n", "line 2 decides by `if`"),
-        ("A=()\nif [ -f x ]; then A+=(1); fi\nrun ${A[@]}\n", "line 2 decides by `if`"),
-        ("[ -f x ] && G=3\nC='run $G'\neval $C\n", "line 1 decides by `&&`"),
-        (". gone.sh\nrun ${G:-8}\n", "gone.sh, which line 1 sources"),
-        ("A=1\n. gone.sh\nrun $A\n", "gone.sh, which line 2 sources"),
-        ('. gone.sh\nC="run ${G:-8}"\neval $C\n', "gone.sh, which line 1 sources"),
-        (". gone.sh\nG=8 run $H\n", "gone.sh, which line 1 sources"),
-        ("G=8\nif [ -f x ]; then G=3; fi\necho $G\nrun 1\n", None),
-        (". gone.sh\nA=1\nrun $A\n", None),
-        (
-            "f() {\n if [ -d $1 ]; then A=1; return; fi\n A=8\n}\nf a\nrun $A\n",
-            "line 2 decides by",
-        ),
-        ("f() {\n if [ 1 = 1 ]; then A=1; return 0; fi\n}\nf\nrun $A\n", None),
-        ("f() { A=1; }\n[ -d x ] && f() { A=8; }\nf\nrun $A\n", "line 3 calls one of 2 `f`"),
-        ("A=1\nf() { f; }\nf\nrun $A\n", "`f` is a function that is not followed"),
-        ("if [ 1 = 2 ]; then . gone.sh; fi\nrun ${A:-1}\n", None),
-    ],
-)
+@cases("text", "why")
 def test_a_command_tells_why_words_of_it_are_not_known(text, why):
     command = read_shell(text, Path("run.sh"), follows=True).commands[-1]
     assert [each[: len(why or "")] for each in command.unread] == ([why] if why else [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'run "a ` b"\n',
-        'run "$(dirname "\n',
-        "run $(cd $(cd $(cd $(pwd\n",
-        "> f <<E\nx\nE\n",
-        "<<E\nx\nE",
-        "eval\neval ;\neval $A |\nrun\n",
-        *("cat <<E\nthe `function` below\nE\n", 'echo "`case`"\n', "function", "case"),
-        "cat > <<E\nx\nE\n",
-    ],
-)
+@cases("text")
 def test_broken_text_is_read_as_far_as_it_goes_or_refused(text):
     with contextlib.suppress(JobError):
         shell = read_shell(text, Path("run.sh"))
@@ -512,14 +325,7 @@ def test_a_command_that_begins_with_a_flag_has_lost_the_line_above():
     assert shell.lost_below(last) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'A=(--tp 2 --pp 4)\nLINE="${A[*]}"\ntorchrun t.py $LINE\n',
-        'A=(--tp 2 --pp 4)\nLINE="torchrun t.py ${A[@]}"\neval "$LINE"\n',
-        'A=(--tp 2 --pp 4)\nbash -c "torchrun t.py ${A[*]}"\n',
-    ],
-)
+@cases("text")
 def test_an_array_in_a_string_keeps_its_blanks(text: str) -> None:
     shell = read_shell(text, Path("run.sh"))
     launch = next(one for one in shell.commands if one.words[0].text == "torchrun")
@@ -543,73 +349,14 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
     assert [c.words[1].text for c in shell.commands if c.words[0].text == "torchrun"] == ["t.py"]
 
 
-@pytest.mark.parametrize(
-    ("text", "ran"),
-    [
-        ("f() {\n TP=7\n}\nTP=4\nrun $TP", ["run 4"]),
-        ("f() {\n TP=7\n}\nf\nrun $TP", ["run 7"]),
-        ("f() { local TP=$1; run $TP; }\nTP=4\nf 7\nrun $TP", ["run 7", "run 4"]),
-        ('f() { shift; run "$@"; }\nf 1 a "b c"', ["run a b c"]),
-        ('f() { run $# "$1"; }\nmain() { f "$@"; }\nmain x y', ["run 2 x"]),
-        ('f() { "$@"; }\nf run a', ["run a"]),
-        ("f() { run $1; }\nf a\nf b\nf a", ["run a", "run b", "run a"]),
-        ("f() { run $1; }", ["run $1"]),
-        ("f() { f; run a; }\nf", ["run a"]),
-        ("for A in 1 2; do\n run $A\ndone\nrun $A", ["run 1", "run 2", "run 2"]),
-        ("case 7b in\n 70b) A=1 ;;\n 7*) A=2 ;;\n *) A=3\nesac\nrun $A", ["run 2"]),
-        ("case $X in\n 7b) A=1 ;;\n *) A=1\nesac\nrun $A", ["run 1"]),
-        ("case ${X:-7b} in\n 7b) run 1 ;;\n *) run 2\nesac", ["run 1", "run 2"]),
-        ("case a in\n a) A=1 ;&\n b) B=2 ;;\nesac\nrun $A $B", ["run $A $B"]),
-        ('case "x y" in "x y") run 1 ;; [xz]*) run 2 ;; esac', ["run 1"]),
-        ('f() { shift; run $# "$@" "${A[@]}"; }\nA=()\nf a', ["run 0"]),
-        ("for A in 8 4 2; do\n [ 4 -ge $A ] && break\ndone\nrun $A", ["run $A"]),
-        ("for A in 8 4; do\n [ $A = 8 ] && continue\n run $A\ndone", ["run $A"]),
-        ("for A in 8 4; do\n [ -d x ] || exit\n run $A\ndone", ["run 8", "run 4"]),
-        ("f() { declare A=8; typeset B=2; run $A; }\nA=1\nf\nrun $A $B", ["run 8", "run 1 $B"]),
-        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf a\nrun $A", ["run 1"]),
-        ("f() {\n [ -d $1 ] && return\n A=8\n}\nA=1\nf a\nrun $A", ["run $A"]),
-        ("f() {\n if [ $1 -gt 2 ]; then return 1; fi\n run $1\n}\nf 4\nf 2", ["run 2"]),
-        (
-            "(exit 1)\ntrue | exit 3\nexit &\nbash -c 'exit; run 1'\nrun 2\nexit 0\nrun 3",
-            ["run 2"],
-        ),
-        ("f() { [ -d x ] || exit; run 1; exit; run 2; }\nf\nrun 3", ["run 1"]),
-        ("f() {\n [ $1 = a ] && return\n A=8\n}\nA=1\nf b\nrun $A", ["run 8"]),
-        ("f() { declare -g A=8; local -g B=9; }\nA=1\nf\nrun $A $B", ["run 8 9"]),
-        ("f() { local A; run ${A:-b}; A=2; }\nA=1\nf\nrun $A", ["run b", "run 1"]),
-        ("f() { local A=2; local A; run $A; }\nf", ["run 2"]),
-        ("f() { shift 5; run $1 $2; }\nf a b", ["run a b"]),
-        ("f() { A=1; }\nf() { A=8; }\nf\nrun $A", ["run 8"]),
-        ("f() { A=1; }\n[ -d x ] && f() { A=8; }\nf\nrun $A", ["run $A"]),
-        ("if [ -d x ]; then f() { run 1; }; else f() { run 8; }; fi\nf", ["run 1", "run 8"]),
-        ("f() { run $A; A=3; }\nA=1\nA=2 f\nrun $A", ["run 2", "run 1"]),
-        ("f() { A=2; }\nA=1\nf &\nrun $A", ["run 1"]),
-        ("A=1\nA=2 &\nB=3\nrun $A $B", ["run 1 3"]),
-        ("f() { run ${1:-x} ${2:-y}; }\nf '' z", ["run x z"]),
-        ("A=\nrun ${A:-4} ${A-5} b", ["run 4 b"]),
-        ("case b in [^a]) run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
-        ("case 1 in [[:digit:]]) run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
-        ("case ab in 'a*') run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
-        ("A='a*'\ncase ab in \"$A\") run 1 ;; *) run 2 ;; esac", ["run 1", "run 2"]),
-        ("case xab in *'ab'*) run 1 ;; *) run 2 ;; esac", ["run 1"]),
-    ],
-)
+@cases("text", "ran")
 def test_functions_loops_and_cases_are_gone_through_where_their_words_are_known(text, ran):
     commands = read_shell(text, Path("run.sh")).commands
     told = [" ".join(word.text for word in each.words) for each in commands]
     assert [each for each in told if each.startswith("run")] == ran
 
 
-@pytest.mark.parametrize(
-    ("line", "default"),
-    [
-        ("run ${N:-1}", "N=1, the default in line 1"),
-        ("N=${N:-16}\nrun --n=$N", "N=16, the default in line 1"),
-        ("A=8; N=${N:-2}\nrun $((A * N))", "N=2, the default in line 1"),
-        ("run ${1:-4}", "$1=4, the default in line 1"),
-        ("N=1\nrun ${N:-8} ${N} $((N + 1))", None),
-    ],
-)
+@cases("line", "default")
 def test_a_default_of_a_variable_is_told_with_its_line(line, default):
     told = read_shell(line, Path("run.sh")).commands[-1].around["defaults"]
     assert list(told.values()) == ([default] if default else [])
@@ -621,19 +368,7 @@ _LOOP = "DS=a\nwhile [ $# -gt 0 ]; do case $1 in --ds) DS=$2 ;; esac; shift; don
 _OF_OTHERS = "f() {\nrun $1\n}\nbash -c 'run $1' x y\n"
 
 
-@pytest.mark.parametrize(
-    ("started", "line", "runs"),
-    [
-        (_READS_ONE, "bash inner.sh mine", ["run mine"]),
-        (_READS_ONE, "bash inner.sh", ["run default"]),
-        (_READS_ONE, 'bash inner.sh "$@"', ["run default"]),
-        (_READS_ONE, 'bash inner.sh "${A[@]}"', ["run $DS"]),
-        (_SHIFTS, "bash inner.sh a b", ["run a a b", "run b"]),
-        (_LOOP, "bash inner.sh --ds mine", ["run $DS"]),
-        (_LOOP, 'bash inner.sh "$@"', ["run a"]),
-        (_OF_OTHERS, "bash inner.sh a", ["run $1"]),
-    ],
-)
+@cases("started", "line", "runs")
 def test_a_file_that_is_started_with_words_has_them(started, line, runs, tmp_path):
     (tmp_path / "inner.sh").write_text(started)
     commands = read_shell(line, tmp_path / "run.sh", follows=True).commands
@@ -656,15 +391,7 @@ def test_a_quote_with_escapes_stays_as_it_is_written():
 _RUNS = "run ${DS:-a}\n"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("bash -x FILE", "sh FILE", "bash -euo pipefail FILE", "./FILE", "nohup ./FILE &"),
-        *("nohup bash FILE > log 2>&1 &", "srun bash -c 'bash FILE'", 'srun -N2 bash -c "./FILE"'),
-        *("env A=1 bash FILE", "time ./FILE", "bash /gone/FILE", "kubectl apply -f job.yaml"),
-        *('sed "s|a|b|" job.yaml | kubectl create -f -', "sky launch job.yaml"),
-    ],
-)
+@cases("line")
 @pytest.mark.parametrize("name", ["inner.sh", "inner"])
 def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
     (tmp_path / name).write_text(f"#!/bin/bash\n{_RUNS}")
@@ -682,18 +409,6 @@ def test_an_option_loop_is_read_as_started_without_options():
         assert "decides by `while`" in command.unread_because
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("A=1\n{ A=2; echo x; } | tee log\nrun $A", ["1"]),
-        ("A=1\necho x | while read B; do A=2; done\nrun $A", ["1"]),
-        ("f()\n{\n A=1\n}\nfunction g { B=2; }\ng\nrun ${A:-3} ${B:-4}", ["3", "2"]),
-        ("case x in\n (a|b) A=1 ;;\nesac > log\nrun ${A:-2}", ["2"]),
-        ("for A in if done fi; do echo done; done\nrun ${B:-1}", ["1"]),
-        ("[ 1 = 1 ] && ! [ 1 = 2 ] && A=1\nrun $A", ["1"]),
-        ("fi\n}\nA=1 && done\nrun $A", ["1"]),
-        ("if [ 1 = 2 ]\nthen A=1\nelif [ 1 = 1 ]\nthen A=2\nelse A=3\nfi\nrun $A", ["2"]),
-    ],
-)
+@cases("text", "told")
 def test_blocks_end_where_bash_ends_them(text, told):
     assert words(text, -1) == ["run", *told]

@@ -1,21 +1,12 @@
 """What a file says to Slurm."""
 
-import pytest
-
 from autotune.engines.launches.slurm import gpu_of, options_of, variables_of
+from tests.cases import Cases
+
+cases = Cases(__file__)
 
 
-@pytest.mark.parametrize(
-    ("gres", "gpus", "kind"),
-    [
-        ("gpu:8", "8", ""),
-        ("gpu:a100:8", "8", "a100"),
-        ("gpu:a100:8,nvme:1", "8", "a100"),
-        ("nvme:2,gpu:4", "4", ""),
-        ("gpu", "1", ""),
-        ("nvme:2", None, ""),
-    ],
-)
+@cases("gres", "gpus", "kind")
 def test_the_gpus_of_a_node_are_those_among_its_resources(gres, gpus, kind):
     options = options_of(f"#!/bin/bash\n#SBATCH -N 2 --gres={gres}\n")
     assert variables_of(options).get("SLURM_GPUS_ON_NODE") == gpus

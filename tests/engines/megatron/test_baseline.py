@@ -92,10 +92,7 @@ def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("modules", "read_as"),
-    [("qkv_linear attn_proj core_attn", "core_attn+attn_proj+qkv_linear"), ("attn_norm", None)],
-)
+@cases("modules", "read_as")
 def test_modules_on_the_host_are_read_in_any_order(tmp_path, modules, read_as):
     line = f"--bf16 --fine-grained-activation-offloading --offload-modules {modules}"
     path = tmp_path / "launch.sh"

@@ -231,13 +231,7 @@ def fixes_of(flags, **others):
     return {violation.rule: violation.fix for violation in found}
 
 
-@pytest.mark.parametrize(
-    "chunked",
-    [
-        "--num-layers-per-virtual-pipeline-stage 2",
-        "--pipeline-model-parallel-layout 'Et*2|t*2|t*2|t*2L'",
-    ],
-)
+@cases("chunked")
 def test_a_fix_of_chunks_names_the_flag_that_makes_them(chunked):
     ranks = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 96"
     fix = fixes_of(f"{ranks} {chunked}")["vp.micro_batches"]

@@ -457,10 +457,7 @@ def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, un
     assert not {*unnamed} & arguments.keys()
 
 
-@pytest.mark.parametrize(
-    ("precision", "has_bf16", "is_advised"),
-    [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)],
-)
+@cases("precision", "has_bf16", "is_advised")
 def test_a_processor_without_bf16_is_told(tmp_path, monkeypatch, precision, has_bf16, is_advised):
     monkeypatch.setattr("autotune.engines.megatron.engine.cpu_has_bf16", lambda: has_bf16)
     message = MegatronEngine(dataclasses.replace(job(tmp_path), precision=precision), CPU).lacks()
@@ -493,11 +490,7 @@ def test_a_baseline_spreads_experts_before_it_splits_tensors():
     assert dense[:5] == [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2)]
 
 
-@pytest.mark.parametrize(
-    ("model", "has_apex", "is_parallel"),
-    [("gpt2", True, True), ("gpt2", False, False), ("llama-3.2-1b", True, False)],
-    ids=["Apex has LayerNorm", "torch's knows none", "Apex has no RMSNorm"],
-)
+@cases("model", "has_apex", "is_parallel")
 def test_sequences_are_split_where_apex_has_the_norm(tmp_path, model, has_apex, is_parallel):
     bare = dataclasses.replace(A100, has_transformer_engine=False, has_apex=has_apex)
     engine = MegatronEngine(job(tmp_path, model=model), bare)

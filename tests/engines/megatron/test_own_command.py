@@ -7,16 +7,12 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.engines.megatron.own_command import is_megatrons, read_command
+from tests.cases import Cases
 from tests.checkouts import checkout_in
 
-LLAMA = (
-    "--num-layers 4 --hidden-size 128 --ffn-hidden-size 344 --num-attention-heads 4 "
-    "--group-query-attention --num-query-groups 2 --seq-length 64 --max-position-embeddings 64 "
-    "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
-    "--untie-embeddings-and-output-weights --lr 1e-3 --bf16 --mock-data "
-    "--tokenizer-type NullTokenizer --vocab-size 1023 --train-iters 1000 --save ckpt "
-    "--save-interval 500"
-)
+cases = Cases(__file__)
+
+LLAMA = cases.data["LLAMA"]
 LAYOUT = "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"
 
 
@@ -61,17 +57,7 @@ def test_files_are_found_from_another_folder(checkout, tmp_path):
     assert str(tmp_path / "corpus") in read.keys["megatron_arguments"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (LLAMA.replace("--swiglu", ""), "neither GPT-2's nor Llama's.*--swiglu False"),
-        (f"{LLAMA} --no-such-flag 1", "--no-such-flag"),
-        (
-            LLAMA.replace("NullTokenizer --vocab-size 1023", "Llama2Tokenizer"),
-            "token ids is in its files",
-        ),
-    ],
-)
+@cases("arguments", "message")
 def test_a_command_that_cannot_be_told_is_refused(checkout, tmp_path, arguments, message):
     with pytest.raises(JobError, match=message):
         read_command(command(checkout, f"{arguments} {LAYOUT}"), tmp_path)

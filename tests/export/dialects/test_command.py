@@ -51,51 +51,15 @@ def training_of(command: str, edits: Edits = EDITS, **described: Any) -> Command
     return CommandTraining(script=script, edits=edits, values={}, folder=Path("out"))
 
 
-@pytest.mark.parametrize(
-    ("command", "described", "expected"),
-    [
-        (
-            "accelerate launch train.py --config sft.yaml",
-            {"framework": "trl", "parses_arguments": True, "config_file": ""},
-            ("accelerate launch train.py --config sft.yaml --deepspeed", FILE, FLAGS),
-        ),
-        (
-            "torchrun train.py --deepspeed ds_config.json --per_device_train_batch_size 4",
-            {"parses_arguments": True},
-            ("torchrun train.py --deepspeed", FILE, FLAGS),
-        ),
-        (
-            "llamafactory-cli train a.yaml gradient_accumulation_steps=4",
-            {"framework": "llama-factory"},
-            (
-                f"llamafactory-cli train a.yaml deepspeed={FILE} per_device_train_batch_size=8",
-                "gradient_accumulation_steps=1 disable_gradient_checkpointing=true",
-            ),
-        ),
-        (
-            "axolotl train a.yml --micro-batch-size=4 -- --nproc-per-node 2",
-            {"framework": "axolotl"},
-            (
-                f"axolotl train a.yml --micro-batch-size=8 --deepspeed {FILE}",
-                "--gradient-accumulation-steps 1 --gradient-checkpointing False",
-                "-- --nproc-per-node 2",
-            ),
-        ),
-    ],
-    ids=["trl", "trainer", "llama-factory", "axolotl"],
-)
-def test_a_program_is_told_in_its_own_words(
-    command: str, described: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+@cases("command", "described", "expected")
+def test_a_program_is_told_in_its_own_words(command, described, expected):
     training = training_of(command, **described)
     assert training.command() == " ".join(expected).split()
     assert not dict(training.in_code())
 
 
 @cases("framework", "command", "expected")
-def test_an_optimizer_is_called_as_the_program_does(
-    framework: str, command: str, expected: str
-) -> None:
+def test_an_optimizer_is_called_as_the_program_does(framework, command, expected):
     edits = Edits(arguments={"optim": "adamw_torch_fused"})
     training = training_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
@@ -104,9 +68,7 @@ def test_an_optimizer_is_called_as_the_program_does(
 
 
 @cases("framework", "command", "expected")
-def test_an_attention_is_called_as_the_program_does(
-    framework: str, command: str, expected: str
-) -> None:
+def test_an_attention_is_called_as_the_program_does(framework, command, expected):
     edits = Edits(arguments={"attn_implementation": "eager"})
     training = training_of(command, edits, framework=framework, parses_arguments=True)
     words = expected.split()
@@ -213,9 +175,7 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
 
 
 @cases("zero", "row")
-def test_the_readme_has_the_buckets_that_deepspeed_gets(
-    tmp_path: Path, zero: dict[str, int], row: str
-) -> None:
+def test_the_readme_has_the_buckets_that_deepspeed_gets(tmp_path, zero, row):
     """It had the size of the model (2,104,842) for all that are larger."""
     config = str(tmp_path / "ds.json")
     handout = handed_out(
@@ -287,9 +247,7 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
 
 
 @pytest.mark.parametrize("framework", ["deepspeed", "accelerate", "trainer", "lightning"])
-def test_a_file_that_a_script_reads_itself_goes_with_every_framework(
-    tmp_path: Path, framework: str
-) -> None:
+def test_a_file_that_a_script_reads_itself_goes_with_every_framework(tmp_path, framework):
     mine = tmp_path / "mine.json"
     mine.write_text('{"zero_optimization": {"stage": 2}}')
     source = {"file": str(mine), "at": [], "same": ["zero_optimization.stage"], "other": []}
@@ -363,9 +321,7 @@ def test_recomputation_keeps_the_name_that_the_file_has_for_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("brings_plugin", [False, True])
-def test_settings_of_accelerate_s_launcher_become_its_files(
-    tmp_path: Path, brings_plugin: bool
-) -> None:
+def test_settings_of_accelerate_s_launcher_become_its_files(tmp_path, brings_plugin):
     """A plugin in the script's code stands above them."""
     command = "accelerate launch --zero_stage 2 t.py"
     handout = handed_out(tmp_path, command, "accelerate", brings_plugin=brings_plugin)
@@ -427,9 +383,7 @@ def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
 
 
 @cases("framework", "to", "launcher", "says")
-def test_what_nothing_in_the_command_reads_is_refused(
-    tmp_path: Path, framework: str, to: str, launcher: str | None, says: str
-) -> None:
+def test_what_nothing_in_the_command_reads_is_refused(tmp_path, framework, to, launcher, says):
     handout = handed_out(tmp_path, "torchrun train.py", framework)
     with pytest.raises(RenderError) as refused:
         exported(handout, tmp_path, to, launcher)
@@ -440,9 +394,7 @@ WRITTEN_KEYS = ("zero_optimization.stage", "zero_optimization.reduce_bucket_size
 
 
 @pytest.mark.parametrize("names_file", [True, False])
-def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(
-    tmp_path: Path, names_file: bool
-) -> None:
+def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(tmp_path, names_file):
     text = """{
   "zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8},
   "train_micro_batch_size_per_gpu": 4,
@@ -467,9 +419,7 @@ def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(
     assert (out / "launch.sh").exists() == names_file, "nothing brings the file to the script"
 
 
-def test_the_readme_has_no_optimizer_of_deepspeed_s_beside_the_script_s_own(
-    tmp_path: Path,
-) -> None:
+def test_the_readme_has_no_optimizer_of_deepspeed_s_beside_the_script_s_own(tmp_path):
     row = "| `optimizer.implementation` |"
     own = exported(handed_out(tmp_path, TRAINS, "deepspeed"), tmp_path, "command")
     assert row not in (own / "README.md").read_text()

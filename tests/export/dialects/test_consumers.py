@@ -51,68 +51,11 @@ from trl import SFTConfig, TrlParser
 told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
 answer(told.hf_deepspeed_config.config, told)
 """
-ACCELERATE = """
-import os
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.utils import DeepSpeedPlugin
-told = load_config_from_file("accelerate.yaml")
-os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(told.deepspeed_config)
-plugin = DeepSpeedPlugin(
-    hf_ds_config=told.deepspeed_config["deepspeed_config_file"],
-    zero3_init_flag=told.deepspeed_config["zero3_init_flag"],
-)
-plugin.set_mixed_precision("no")
-dummy = {"optimizer.params.lr": 3e-4, "optimizer.params.weight_decay": 0.1}
-plugin.deepspeed_config_process(must_match=False, **dummy)  # as `Accelerator.prepare` does
-told.distributed = told.distributed_type.value
-told.sharded, told.stage = plugin.zero3_init_flag, plugin.zero_stage
-answer(plugin.deepspeed_config, told)
-"""
-LIGHTNING = """
-import yaml
-from lightning.pytorch.strategies import DeepSpeedStrategy
-told = yaml.safe_load(open("trainer.yaml"))["trainer"]
-strategy = DeepSpeedStrategy(**told["strategy"]["init_args"])
-class Trainer:
-    accumulate_grad_batches, gradient_clip_val = told["accumulate_grad_batches"], 0.3
-strategy._lightning_module = type("Module", (), {"trainer": Trainer})()
-strategy._format_batch_size_and_grad_accum_config()
-answer(strategy.config, type("Told", (), told))
-"""
-LLAMA_FACTORY = """
-import os, yaml
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-os.environ["MASTER_PORT"] = "0"
-from start import prepare
-prepare()
-from llamafactory.hparams import get_train_args
-model, data, told, finetuning, _ = get_train_args(yaml.safe_load(open("llamafactory.yaml")))
-told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
-told.recomputes = not model.disable_gradient_checkpointing
-told.attention, told.cutoff_len = model.flash_attn, data.cutoff_len
-told.finetuning_type = finetuning.finetuning_type
-answer(told.hf_deepspeed_config.config, told)
-"""
-AXOLOTL = """
-import os, torch
-os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-from start import prepare
-prepare()
-from axolotl.cli.config import load_cfg
-told = load_cfg("axolotl.yaml")
-told.stage = told.deepspeed["zero_optimization"]["stage"]
-answer({}, told)  # Trainer fills in the rest when the model is there
-"""
-ANSWER = """
-import json, os, sys
-os.chdir(sys.argv[1])
-sys.path.insert(0, sys.argv[1])
-def answer(config, told):
-    names = sys.argv[2].split(",")
-    values = {name: getattr(told, name) for name in names}
-    print("ANSWER" + json.dumps({"config": config, "told": values}, default=str))
-"""
+ACCELERATE = cases.data["ACCELERATE"]
+LIGHTNING = cases.data["LIGHTNING"]
+LLAMA_FACTORY = cases.data["LLAMA_FACTORY"]
+AXOLOTL = cases.data["AXOLOTL"]
+ANSWER = cases.data["ANSWER"]
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -410,19 +353,7 @@ def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, setting, to)
     assert not (tmp_path / "out").exists()
 
 
-BESIDE_DS_CONFIG = {
-    "pp": 2,
-    "sp": 2,
-    "recompute": "full",
-    "attention": "sdpa",
-    "loss_chunk_tokens": 8,
-    "mlp_chunk_tokens": 8,
-    "compile": "torch",
-    "offload.activations": "cpu",
-    "allocator": "expandable_segments",
-    "host_allocator": "keep",
-    "core_binding": "ranks",
-}
+BESIDE_DS_CONFIG = cases.data["BESIDE_DS_CONFIG"]
 """What a candidate asks for besides the keys of DeepSpeed's file."""
 MENTIONED = {"pp": "transformer", "core_binding": "bind_to_cores"}
 """A knob -> what its scripts say in place of its name."""

@@ -125,17 +125,7 @@ def test_a_run_is_written_for_each_release(tmp_path, release):
     assert vocab == 128256 - (release in ("0.14", "0.15", "0.16", "0.17"))
 
 
-@pytest.mark.parametrize(
-    ("study", "measured", "to", "written"),
-    [
-        ("mine", "0.16.1", "megatron", "0.16"),
-        ("mine", "0.16.1", "megatron@0.19", "0.19"),
-        ("mine", "", "megatron", newest_release()),
-        ("mine", "0.3.0", "megatron", newest_release()),
-        (None, "0.16.1", "megatron", newest_release()),
-    ],
-    ids=["measured", "named", "none there", "not known", "no study"],
-)
+@cases("study", "measured", "to", "written")
 def test_a_study_is_written_for_the_release_that_its_trials_ran(
     tmp_path, study, measured, to, written
 ):

@@ -271,8 +271,6 @@ def of_consumer(variable: str) -> Path:
 def loaded(path: Path) -> Any:
     """A module by its file alone: the package around it imports what needs CUDA."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

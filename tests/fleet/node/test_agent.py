@@ -34,9 +34,7 @@ def coordinator() -> Coordinator:
     return Coordinator()
 
 
-def test_an_agent_that_hears_nothing_for_its_lease_ends(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_hears_nothing_for_its_lease_ends(coordinator, monkeypatch):
     waits: list[float] = []
 
     def nothing_comes(commands: int, left_s: float) -> None:
@@ -49,9 +47,7 @@ def test_an_agent_that_hears_nothing_for_its_lease_ends(
     assert coordinator.events() == ["ready"]
 
 
-def test_every_word_renews_the_lease(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_word_renews_the_lease(coordinator, monkeypatch):
     wait, waits = coordinator.agent._wait, []
 
     def hears(commands: int, left_s: float) -> bytes | None:

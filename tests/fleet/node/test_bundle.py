@@ -21,7 +21,6 @@ def test_it_has_the_package_and_its_entry_points_and_no_bytecode() -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
         points = archive.extractfile(f"autotune-{autotune.__version__}.dist-info/entry_points.txt")
-        assert points is not None
         assert "autotune.drivers" in points.read().decode()
     assert "autotune/fleet/node/agent.py" in names
     assert "autotune/devices/accelerators.yaml" in names

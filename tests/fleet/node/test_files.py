@@ -111,9 +111,7 @@ def test_pieces_make_the_same_file_again_however_often_they_come(tmp_path: Path)
 
 
 @cases("name")
-def test_a_node_writes_reports_and_logs_of_its_trial_and_nothing_else(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_node_writes_reports_and_logs_of_its_trial_and_nothing_else(tmp_path, name):
     with pytest.raises(ValueError, match="no report and no log"):
         Incoming(tmp_path).take(name, 0, text(b"x"))
     assert list(tmp_path.rglob("*.json")) == []

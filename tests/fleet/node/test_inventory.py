@@ -40,9 +40,7 @@ def test_an_interface_that_is_named_comes_before_it(monkeypatch: pytest.MonkeyPa
     assert "eth0, ib0, lo" in raised.value.hint
 
 
-def test_without_ssh_it_is_the_one_of_its_name_unless_that_is_loopback(
-    network: dict[str, str],
-) -> None:
+def test_without_ssh_it_is_the_one_of_its_name_unless_that_is_loopback(network):
     assert address_of("") == ("10.0.0.7", "eth0"), "its name leads to loopback"
     network["leads_to"] = "10.1.0.7"
     assert address_of("") == ("10.1.0.7", "ib0")
@@ -62,9 +60,7 @@ def test_an_inventory_travels_as_a_line(capsys: pytest.CaptureFixture[str]) -> N
     assert found.releases["python"]
 
 
-def test_it_tells_the_releases_of_the_engines_that_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_tells_the_releases_of_the_engines_that_are_there(monkeypatch):
     def version(package: str) -> str:
         if package == "peft":
             raise importlib.metadata.PackageNotFoundError(package)
@@ -77,9 +73,7 @@ def test_it_tells_the_releases_of_the_engines_that_are_there(
     assert "peft" not in releases
 
 
-def test_a_node_that_cannot_says_why_and_how_to_mend_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_node_that_cannot_says_why_and_how_to_mend_it(capsys):
     def find() -> Inventory:
         raise FleetError("torch is not installed", "pip install torch")
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,7 +9,6 @@ import pytest
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
 from tests.cases import Cases
-from tests.namespaces import needs_namespaces
 
 cases = Cases(__file__)
 
@@ -35,7 +35,10 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         lease.release()
 
 
-@needs_namespaces
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
+    reason="needs root, iproute2 and unshare, for a network namespace",
+)
 @cases("loopback", "why")
 def test_a_machine_without_loopback_is_told_what_is_missing(loopback, why):
     script = (
@@ -98,7 +101,6 @@ def test_a_lease_ends_with_its_process():
         assert ports._try_lease(20_000, "127.0.0.1") is None
         other.kill()
     lease = ports._try_lease(20_000, "127.0.0.1")
-    assert lease is not None
     lease.release()
 
 

@@ -145,9 +145,7 @@ def test_one_that_ended_by_itself_was_not_ended(machine: Machine) -> None:
     assert not machine.report().was_ended
 
 
-def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(
-    machine: Machine,
-) -> None:
+def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(machine):
     machine.process.code = 1
     machine.lacking = [FleetError("the NVIDIA driver does not answer for a GPU: lost", "")]
     assert machine.ranks.advance()
@@ -156,18 +154,14 @@ def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(
 
 
 @cases("text", "codes")
-def test_exit_codes_that_are_none_are_left_out(
-    machine: Machine, text: str, codes: dict[str, int]
-) -> None:
+def test_exit_codes_that_are_none_are_left_out(machine, text, codes):
     (machine.ranks.folder / RANKS_DIR / "exit_00.json").write_text(text)
     machine.process.code = 1
     assert machine.ranks.advance()
     assert machine.report().exit_codes == codes
 
 
-def test_a_disk_that_is_full_keeps_no_port(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_keeps_no_port(machine, monkeypatch):
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -208,9 +202,7 @@ def test_a_log_of_one_line_is_shortened_too(tmp_path: Path) -> None:
     assert short.read_bytes() == bar[: 4 * 2**20]
 
 
-def test_where_there_are_no_gpus_the_driver_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_there_are_no_gpus_the_driver_is_not_asked(monkeypatch):
     monkeypatch.setattr(ranks, "visible_gpus", lambda: pytest.fail("it was asked"))
     assert ranks.lacking_bytes({}) == 0
 

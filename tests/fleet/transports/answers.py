@@ -1,4 +1,4 @@
-"""Whether two fleets give the same answer to the same job, and one is probed."""
+"""Whether two fleets give the same answer to the same job."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,11 +6,8 @@ import pytest
 
 from autotune.contract import KnobValue, Role
 from autotune.engines.base import bind_engine
-from autotune.fleet.transports.remote import RemoteTransport
 from autotune.job.job import make_job, read_job_file
 from autotune.planning.lattice import Lattice, lattice_of
-from autotune.probe.measuring import ProbeRequest, measure, with_devices
-from autotune.probe.points import of_kind, points_of
 from autotune.record.answer import SearchAnswer, answer_of
 from autotune.record.study import Study, Trial
 
@@ -40,16 +37,12 @@ def check_same_answer(here: Study, there: Study) -> None:
         if twin is None:
             continue
         assert trial.spec.engine.expected == twin.spec.engine.expected
-        assert trial.result is not None
-        assert twin.result is not None
         assert trial.result.read_back == twin.result.read_back
         both = zip(trial.result.losses, twin.result.losses, strict=False)
         for step, (loss, there_loss) in enumerate(both):
             assert loss == pytest.approx(there_loss, rel=1e-6), f"losses of step {step}"
     answers = _answer(here), _answer(there)
     for first, second in (answers, answers[::-1]):
-        assert first.best is not None
-        assert second.best is not None
         if 1 in (first.best.n_runs, second.best.n_runs):
             continue
         alike = [
@@ -86,12 +79,3 @@ def _answer(study: Study) -> SearchAnswer:
     answer = answer_of(study)
     assert answer is not None
     return answer
-
-
-def check_probed(transport: RemoteTransport) -> None:
-    """Two nodes with a rank each measure the link between them."""
-    wanted = ProbeRequest(precisions=("fp32",), is_quick=True, only="pairs")
-    measured = measure(transport, with_devices(transport.nodes(), 1), wanted, "cpu")
-    (pair,) = of_kind(points_of(measured.reports), "pair", "nodes")
-    assert pair.ranks == (0, 1)
-    assert pair.size_bytes / pair.slowest_s > 1e5

@@ -136,7 +136,6 @@ def test_an_agent_may_clean_up_where_the_way_to_it_was_killed(tmp_path: Path) ->
         [sys.executable, "-c", WAY, keeper.__file__, options, str(tmp_path), script],
         stdout=subprocess.PIPE,
     )
-    assert way.stdout is not None
     assert way.stdout.readline() == b"up\n"
     way.kill()
     assert way.communicate(timeout=60)[0] == b"cleaned\n"
@@ -160,9 +159,7 @@ class Machines(RemoteTransport):
         return LocalProcess(["sh", "-c", self.says[host]])
 
 
-def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_node_that_cannot_be_used_says_why_and_the_others_are_there(monkeypatch, tmp_path):
     """Nothing of ours is left where a node was asked."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     temporary = tmp_path / "temporary"
@@ -214,9 +211,7 @@ def test_an_interrupt_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(code_of(process) != 0 for process in started)
 
 
-def test_only_variables_that_change_speed_and_those_named_travel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_variables_that_change_speed_and_those_named_travel(monkeypatch):
     for name in ("NCCL_DEBUG", "HF_TOKEN", "WANDB_MODE", "NCCL_API_KEY"):
         monkeypatch.setenv(name, "x")
     given = Machines().variables()

@@ -10,13 +10,7 @@ from tests.engines.deepspeed.rules.cases import setup
 cases = Cases(__file__)
 
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
-GATES = {
-    # key: the first release that refuses it
-    "compression_training": "0.19.7",
-    "elasticity": "0.19.8",
-    "zero_optimization.mics_shard_size": "0.19.7",
-    "zero_optimization.zeropp_loco_param": "0.19.8",
-}
+GATES = cases.data["GATES"]
 NEW = {
     # key: value, the last release read that lacks it
     "zero_optimization.parameter_alignment": (True, "0.19.6"),
@@ -76,10 +70,7 @@ def test_a_local_version_counts_as_its_release():
     assert judge(setup({"nebula": {}}, version="0.19.8.post1+g0abc"))
 
 
-@pytest.mark.parametrize(
-    ("release", "refused"),
-    [("0.16.9", True), ("0.18.0", True), ("0.18.1", True), ("0.18.2", False), ("0.19.8", False)],
-)
+@cases("release", "refused")
 def test_sequences_are_split_since_ulysses_takes_a_model(release, refused):
     config = {"sequence_parallel_size": 2}
     found = [v.rule for v in judge(setup(config, sp_by_script=2, version=release))]

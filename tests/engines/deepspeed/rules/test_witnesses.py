@@ -1,7 +1,7 @@
 """Every witness does what it says with the installed DeepSpeed, and its repaired form trains.
 
-Every run has one witness of each rule that raises, without its repaired form: `test_rules.py`
-judges that form and the others.
+Every run has one witness of each rule and consequence; of what raises, without its repaired form:
+`test_rules.py` judges that form and the others.
 """
 
 import re
@@ -82,14 +82,14 @@ def reason_to_skip(witness: Witness) -> str:
 
 
 def further() -> set[str]:
-    """Names of witnesses that raise for a rule of which another one is tried in every run."""
-    found, rules = set(), set()
+    """Names of witnesses of a rule and a consequence that another one shows in every run."""
+    found, shown = set(), set()
     for param in WITNESSES:
         (witness,), rule = param.values, str(param.id).rpartition("-")[0]
-        if witness.consequence == "raised" and not reason_to_skip(witness):
-            if rule in rules:
+        if not reason_to_skip(witness):
+            if (rule, witness.consequence) in shown:
                 found.add(param.id)
-            rules.add(rule)
+            shown.add((rule, witness.consequence))
     return found
 
 

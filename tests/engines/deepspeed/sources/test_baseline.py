@@ -50,20 +50,7 @@ def baseline(tmp_path, name, data, config=None, **job):
     return DeepSpeedEngine(tiny_job(tmp_path, **job), CPU).baseline(path)[1]
 
 
-TRAINERS = """\
-import json, sys
-from types import SimpleNamespace
-from transformers import HfArgumentParser, TrainingArguments
-
-(arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(sys.argv[1])
-config = arguments.hf_deepspeed_config
-model = SimpleNamespace(config=SimpleNamespace(hidden_size=int(sys.argv[2])))
-config.trainer_config_finalize(arguments, model, 100)
-made = dict(config.config)
-made["recompute"] = arguments.activation_checkpointing
-made["recompute_options"] = arguments.activation_checkpointing_kwargs
-print(json.dumps(made, default=str))
-"""
+TRAINERS = cases.data["TRAINERS"]
 """What the installed Trainer makes of a file of arguments, up to `deepspeed.initialize`."""
 
 
@@ -78,23 +65,7 @@ def made_by_trainer(path: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "config"),
-    [
-        ({}, AUTOS),
-        (
-            {
-                "per_device_train_batch_size": 2,
-                "gradient_accumulation_steps": 4,
-                "bf16": True,
-                "max_grad_norm": 0.5,
-                "gradient_checkpointing": True,
-            },
-            AUTOS,
-        ),
-        ({"bf16": True, "activation_checkpointing": True}, {"zero_optimization": {"stage": 1}}),
-    ],
-)
+@cases("arguments", "config")
 def test_what_trainer_fills_in_is_what_the_installed_one_does(tmp_path, arguments, config):
     pytest.importorskip("transformers")
     config = {"train_micro_batch_size_per_gpu": AUTO, **config}
@@ -157,24 +128,7 @@ def test_what_a_consumer_would_not_train_is_refused(tmp_path):
         baseline(tmp_path, "args.yaml", {**ARGUMENTS, "bf16": True}, config)
 
 
-PREPARED = """\
-import json, os, sys
-os.environ.update(json.loads(sys.argv[1]))
-from accelerate.utils import DeepSpeedPlugin
-
-plugin = DeepSpeedPlugin()
-plugin.set_mixed_precision(os.environ["ACCELERATE_MIXED_PRECISION"])
-plugin.deepspeed_config_process(
-    must_match=False,
-    **{
-        "gradient_clipping": 1.0,
-        "train_micro_batch_size_per_gpu": 4,
-        "train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
-    },
-)
-print(json.dumps(plugin.deepspeed_config, default=str))
-"""
+PREPARED = cases.data["PREPARED"]
 """What the installed accelerate hands on: `Accelerator(gradient_accumulation_steps=1)`."""
 
 
