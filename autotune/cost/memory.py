@@ -57,7 +57,7 @@ def memory_of(
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
     parameter in mixed precision. Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5
     and figure 1. Offloaded states leave the device; their gradients leave it with them
-    (Ren et al., ZeRO-Offload, arXiv:2101.06840).
+    from stage 2 on (Ren et al., ZeRO-Offload, arXiv:2101.06840).
 
     The peak is that of the fullest of three moments, for nothing has all at once. The loss has all
     kept activations and the logits. The first layers of the backward pass have the activations and

@@ -25,9 +25,9 @@ SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
-_UNPRICED, _LEAST_LEAD = 2 * _EXOTIC, 1.3
-"""The same of one whose price nobody knows, and how many times as fast as all plain ones it has to
-be to come first."""
+_UNPRICED, _LEAST_LEAD = 100, 1.3
+"""The same of one whose price nobody knows, more than several exotic ones count as; and how many
+times as fast as all others it has to be to come first."""
 _SHARED = ("cp", "ulysses")
 """Columns of degrees in which ranks share a sequence."""
 _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
@@ -121,7 +121,7 @@ def ranked(
     fit, a chance that is less by a tenth has to be worth a fifth of the time. The rest come surest
     first, and of those that surely do not fit, the smallest. Of times within 3% the candidate with
     less `strain` comes first, as of `strain_of`; an exotic one comes behind all others, unless it
-    is faster by more.
+    is faster by more, and one whose price nobody knows unless it is 1.3 times as fast.
     """
     sure = np.flatnonzero(fit >= min_fit)
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
@@ -141,10 +141,11 @@ def ranked(
 def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
     if not len(times_s):
         return np.zeros(0, np.intp)
-    is_exotic = strain >= _EXOTIC
-    least_s = times_s[np.ones_like(is_exotic) if is_exotic.all() else ~is_exotic].min()
+    is_exotic, is_unpriced = strain >= _EXOTIC, strain >= _UNPRICED
+    groups = (~is_exotic, ~is_unpriced, is_unpriced)
+    least_s = times_s[next(group for group in groups if group.any())].min()
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
-    lead = np.where(strain >= _UNPRICED, _LEAST_LEAD, TIE)
+    lead = np.where(is_unpriced, _LEAST_LEAD, TIE)
     return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / lead)))
 
 

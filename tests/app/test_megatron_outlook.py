@@ -65,7 +65,6 @@ def test_the_ranking_is_of_what_predict_says(outlook, ranking):
         plain_s = seconds[alike[strain_of(found.prediction.plans)[alike] < 8]]
         assert (plain_s[1:] > np.maximum.accumulate(plain_s)[:-1] / 1.03).all()
     assert sorted(found.order) == list(range(len(found.candidates)))
-    assert found.is_on_front(1)
 
 
 def test_rows_are_told_as_layouts(outlook):

@@ -171,7 +171,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 )
 def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 12.0 if start is Start.COLD else 7.0},
+        "hangs": {"timeout_s": 12.0 if start is Start.COLD else 9.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
     result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))

@@ -178,6 +178,16 @@ def test_a_repository_is_read_from_the_local_cache_alone(
     assert (model.name, model.shape.hidden) == ("Llama-3.1-8B", LLAMA["hidden_size"])
 
 
+def test_a_secret_in_a_config_is_not_kept(tmp_path: Path) -> None:
+    token = "hf_" + "aB3" * 12
+    secrets = {"hub": {"token": token, "notes": ["x", f"password={token}"]}, "use": token}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, **secrets}))
+    model = load_model(str(path))
+    assert token not in json.dumps(model.source)
+    assert model.shape.hidden == LLAMA["hidden_size"]
+
+
 @cases("repository", "preset")
 def test_a_repository_of_the_same_shape_is_a_preset(repository: str, preset: str | None) -> None:
     assert preset_of_repository(repository) == preset

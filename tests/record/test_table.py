@@ -119,7 +119,7 @@ def test_a_size_is_what_the_engine_gets(study: Study):
     engine = dataclasses.replace(spec.engine, expected=expected)
     spec = dataclasses.replace(spec, identity=identity, engine=engine)
     assert spec.knobs == {**knobs, "reduce_bucket_size": 500_000_000}
-    assert _asked_cells(spec)["reduce_bucket_size"] == 500_000_000
+    assert _asked_cells(spec, {})["reduce_bucket_size"] == 500_000_000
 
 
 def test_a_measured_row(study: Study):

@@ -81,12 +81,16 @@ def reason_to_skip(witness: Witness) -> str:
     return ""
 
 
+OF_KEYS = ("zero.inert_key", "schema.deprecated_name")
+"""Rules whose witnesses name another key each, which a release may bring to life by itself."""
+
+
 def further() -> set[str]:
     """Names of witnesses of a rule and a consequence that another one shows in every run."""
     found, shown = set(), set()
     for param in WITNESSES:
         (witness,), rule = param.values, str(param.id).rpartition("-")[0]
-        if not reason_to_skip(witness):
+        if rule not in OF_KEYS and not reason_to_skip(witness):
             if (rule, witness.consequence) in shown:
                 found.add(param.id)
             shown.add((rule, witness.consequence))
