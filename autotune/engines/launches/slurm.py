@@ -42,7 +42,7 @@ def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 
 def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, ...]:
     """Tasks that `srun` among some words starts, all and by node, and nodes; None: unsaid."""
-    is_srun = _behind("srun", words)
+    is_srun = any(PurePath(word).name == "srun" for word in words)
     return (*_tasks(step), _count(step.get("nodes", ""))) if is_srun else (None, None, None)
 
 
