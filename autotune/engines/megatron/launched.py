@@ -103,6 +103,8 @@ _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
 _LONGEST_COMPOSED = 2**16
 """Characters up to which PyYAML tells the places of keys, of which it takes its time."""
+_REMARK = re.compile(r"(?:#|//).*")
+_KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     if not any(name in text for name in _SPLITS):
         return None
     is_json = path.suffix in (".json", ".hjson")
-    data = parse_config(text, path)[0] if is_json else parse_yaml(text, path)
+    data, is_hjson = parse_config(text, path) if is_json else (parse_yaml(text, path), False)
     every = {at: value for at, value in leaves(data) if not isinstance(value, Mapping)}
     off = [at[:-1] for at, value in every.items() if at[-1:] == ("enabled",) and value is False]
     fields = {
@@ -255,7 +257,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     # Degrees alone may be a remark beside a checkpoint, or be completed by who reads them.
     is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
     is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
-    starts = _key_starts(text)
+    starts = _key_starts(text, is_hjson=is_hjson)
     start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
@@ -267,7 +269,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         if is_whole:
             values = [] if value is True else value if isinstance(value, list) else [value]
             texts = [_as_flag(key), *map(str, values)]
-        place = starts.get(at, 0)
+        place = starts.get(at, starts.get(at[-1:], 0))
         words += [Word(text=one, start=place) for one in texts]
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
@@ -300,12 +302,13 @@ def _is_apart(at: Sequence[str], value: Any) -> bool:
     )
 
 
-def _key_starts(text: str) -> Mapping[tuple[str, ...], int]:
-    """Path of a key -> where it stands; of Hjson with remarks and of a long text nothing."""
-    with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
-        if len(text) <= _LONGEST_COMPOSED:
+def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
+    """Path of a key -> where it stands; of Hjson and of a long text, its last name alone."""
+    if not is_hjson and len(text) <= _LONGEST_COMPOSED:
+        with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
             return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
-    return {}
+    bare = _REMARK.sub(lambda one: " " * len(one[0]), text)
+    return {(one[1],): one.start(1) for one in reversed(list(_KEY.finditer(bare)))}
 
 
 def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
