@@ -635,14 +635,16 @@ class _Reader:
     ) -> Iterator[_Branch]:
         """A branch: what it changes is kept apart, from some changes on."""
         mode = self._is_skipped, self._is_aside, self._n_open
+        over, is_open = self._over, runs is None or may_differ
         self._is_skipped = self._is_skipped or (runs is False and not may_differ)
         self._is_aside = self._is_aside or runs is False
-        self._n_open += runs is None or may_differ
+        self._n_open += is_open
         try:
             with self._scope(given) as changes:
                 yield _Branch(runs, may_differ, changes)
         finally:
             self._is_skipped, self._is_aside, self._n_open = mode
+            self._over = over if is_open else self._over  # a function that it calls may `exit`
             self._is_skipped |= bool(self._over)
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
