@@ -93,6 +93,8 @@ _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
 _BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
+_ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
+"""Variables without which a program starts other ranks; a file that is not read may set them."""
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -290,7 +292,10 @@ class _Reader:
         around = {**slurm.variables_of(options), **variables}
         held = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **around}
         self._scopes: list[_Changes] = [
-            {name: Value([unplaced(text)]) for name, text in held.items()}
+            {
+                name: Value(None if text == f"${name}" else [unplaced(text)])
+                for name, text in held.items()
+            }
         ]
         """Variables, and what each open branch has changed of them."""
         self._exported = set(around)
@@ -714,6 +719,7 @@ class _Reader:
     def _lose(self, line: str) -> None:
         """Let all variables differ, for what a line says."""
         self._gone += [line] * (line not in self._gone)
+        self._environment = None
         self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
         for each in () if self._is_lost else dict.fromkeys(chain(*self._scopes)):
             if (value := self._get(each)) is not None:
@@ -1025,13 +1031,13 @@ class _Reader:
                 return
 
     def _around(self) -> dict[str, str]:
-        """What exported variables hold."""
+        """What exported variables hold; `$NAME`: only the shell knows."""
         if self._environment is None:
             held = {name: self._get(name) for name in self._exported}
-            self._environment = {
-                name: plain([char for item in value.items for char in item])
+            self._environment = {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
+                name: f"${name}" if value.items is None else plain([*chain(*value.items)])
                 for name, value in held.items()
-                if value is not None and value.items is not None
+                if value is not None
             }
         return self._environment
 

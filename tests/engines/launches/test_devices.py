@@ -115,6 +115,23 @@ def test_devices_are_ranks_where_nothing_else_counts_them(tmp_path, line, world,
     assert (told in found) if told else found == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("export NPROC_PER_NODE=$(nvidia-smi -L | wc -l)", "swift sft"),
+        ("if [ -d x ]; then export NPROC_PER_NODE=2; fi", "swift sft"),
+        ("export NPROC_PER_NODE\nread NPROC_PER_NODE", "llamafactory-cli train"),
+        ("source cluster.env", "swift sft"),
+        ("source cluster.env", "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train"),
+    ],
+)
+def test_ranks_that_the_shell_alone_knows_are_open(tmp_path, before, line):
+    write(tmp_path, CONFIG)
+    text = f"export CUDA_VISIBLE_DEVICES=0,1\n{before}\n{line} --deepspeed ds_config.json\n"
+    report = checked(write(tmp_path, text, "run.sh"))
+    assert (report.world, messages(report, "file.program_refuses")) == (None, "")
+
+
 def test_deepspeeds_launcher_starts_all_nodes_from_one_task(tmp_path):
     write(tmp_path, CONFIG)
     write(tmp_path, "a slots=8\nb slots=8\n", "hosts")
