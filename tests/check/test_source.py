@@ -346,6 +346,28 @@ def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
     assert found["file.lost_line"].fix == "end line 1 with a backslash"
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "line", "fix"),
+    [
+        (".", "{}\n# more \\\n --lr 2\n", 4, "take the comment out of line 3"),
+        ("in.sh", "\n\n{}\n --lr 2\n", 2, "end the line above it in in.sh with a backslash"),
+    ],
+)
+def test_a_lost_line_is_placed_in_the_file_that_is_checked(
+    tmp_path, monkeypatch, name, text, line, fix
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"train_micro_batch_size_per_gpu": 1}, "ds.json")
+    text = text.format("torchrun t.py --deepspeed_config ds.json")
+    outer = text if name == "." else f"bash {name}\n"
+    if name != ".":
+        write(tmp_path, text, name)
+    write(tmp_path, f"#!/bin/bash\n{outer}", "run.sh")
+    (found,) = (one for one in checked(Path("run.sh")).found if "lost" in one.violation.rule)
+    assert (found.place.file, found.place.line) == (Path("run.sh"), line)
+    assert found.violation.fix.startswith(fix)
+
+
 def test_a_space_behind_a_backslash_is_a_word_that_is_refused(tmp_path, monkeypatch):
     report = started(tmp_path, monkeypatch, "--do_train --bf16 \\ \n  --seed 3")
     (found,) = (one for one in report.found if one.violation.rule == "file.blank_word")

@@ -95,6 +95,7 @@ that are sourced again, and those that are started."""
 _BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
+_COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -141,6 +142,8 @@ class Command:
     """What its file asks Slurm for."""
     path: Path = Path()
     """The file, or one that it sources or starts."""
+    placed: Path = Path()
+    """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str] = field(default_factory=dict)
     """As of `ShellText.written`."""
 
@@ -174,7 +177,21 @@ class Command:
     @property
     def is_behind_blank(self) -> bool:
         """Whether the line above ends in a backslash and a blank, which is a word of its own."""
-        return _BLANK_END.search(self.text.split("\n")[self.line - 2]) is not None
+        return _BLANK_END.search(self._above) is not None
+
+    @property
+    def _above(self) -> str:
+        """The line above it; empty: that stands in another file."""
+        return self.text.split("\n")[self.line - 2] if self.path == self.placed else ""
+
+    @property
+    def fix_of_lost(self) -> str:
+        """What joins it to the command above."""
+        if self.path != self.placed:
+            return f"end the line above it in {self.path} with a backslash"
+        if _COMMENT_END.search(self._above):
+            return f"take the comment out of line {self.line - 1}: it ends the command"
+        return f"end line {self.line - 1} with a backslash"
 
     @property
     def cost_of_lost(self) -> str:
@@ -287,6 +304,8 @@ class _Reader:
         self._options = options
         self._files = files | {path.resolve()}
         """The file that is read, and those that start it."""
+        self._placed = path
+        """The file whose text that is."""
         self._file = ""
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         around = {**slurm.variables_of(options), **variables}
@@ -312,6 +331,8 @@ class _Reader:
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
         self.written: dict[str, str] = {}
+        self._place = 0
+        """Where the last simple command begins that stands in the text itself."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
         self._here = _Text(tokens=(), path=None, within=(), doubts=())
@@ -687,6 +708,7 @@ class _Reader:
         here = self._here
         first = here.tokens[here.at].chars
         here.place = first[0][1] if first else -1
+        self._place = here.place if here.place >= 0 else self._place
         words, targets = self._words()
         if self._is_skipped:
             return _OPEN
@@ -1009,7 +1031,7 @@ class _Reader:
             unread += self._gone
         command = Command(
             words=words,
-            start=fields[0].place,
+            start=fields[0].place if fields[0].place >= 0 else self._place,
             text=self._text,
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
@@ -1017,7 +1039,8 @@ class _Reader:
             defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
             assumed=tuple(self._assumed),
             options=self._options,
-            path=here.path or Path(),
+            path=here.path or self._placed,
+            placed=self._placed,
             written=self.written,
         )
         self.commands.append(command)
@@ -1064,6 +1087,7 @@ class _Reader:
         if given := items[at + 1 :]:
             inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
+        inside._placed, inside._place = self._placed, command.start
         inside._depth, inside._n_nested = self._depth, self._n_nested
         inside._n_again = self._n_again
         with contextlib.suppress(OpenError):

@@ -487,7 +487,7 @@ def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterato
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
-            fix="end the line above with a backslash",
+            fix=lost.fix_of_lost,
             at=(f"@{lost.start}",),
             consequence="ignored",
         )

@@ -335,13 +335,15 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
     """A configuration with the place of its launch line, and what that has lost below it."""
-    source = replace(source, launch_at=(command.path, command.line))
+    source = replace(source, launch_at=(command.placed, command.line))
     if lost is None:
         return source
     flags = dict(flags_of([word.text for word in lost.words]))
     rule = "file.blank_word" if lost.is_behind_blank else "file.lost_line"
     at = f"@{lost.line - lost.is_behind_blank}"
-    violation = violation_of(rule, at, cost=lost.cost_of_lost, above=lost.line - 1)
+    violation = violation_of(
+        rule, at, cost=lost.cost_of_lost, above=lost.line - 1, fix=lost.fix_of_lost
+    )
     return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
 
 
