@@ -92,7 +92,6 @@ _MOST_NESTED = 60
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
-_BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
@@ -175,9 +174,11 @@ class Command:
         )
 
     @property
-    def is_behind_blank(self) -> bool:
-        """Whether the line above ends in a backslash and a blank, which is a word of its own."""
-        return _BLANK_END.search(self._above) is not None
+    def blank_line(self) -> int | None:
+        """The line on which it ends in a backslash and a blank, which is a word of its own."""
+        last = self.words[-1]
+        is_blank = last.text.isspace() and self.text[last.start - 1 : last.start] == "\\"
+        return line_of(self.text, last.start) if is_blank else None
 
     @property
     def _above(self) -> str:
