@@ -181,16 +181,11 @@ class Command:
         return line_of(self.text, last.start) if is_blank else None
 
     @property
-    def _above(self) -> str:
-        """The line above it; empty: that stands in another file."""
-        return self.text.split("\n")[self.line - 2] if self.path == self.placed else ""
-
-    @property
     def fix_of_lost(self) -> str:
         """What joins it to the command above."""
         if self.path != self.placed:
             return f"end the line above it in {self.path} with a backslash"
-        if _COMMENT_END.search(self._above):
+        if _COMMENT_END.search(self.text.split("\n")[self.line - 2]):
             return f"take the comment out of line {self.line - 1}: it ends the command"
         return f"end line {self.line - 1} with a backslash"
 

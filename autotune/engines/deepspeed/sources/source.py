@@ -342,8 +342,8 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
     elif lost is None:
         return source
     else:
-        facts = {"cost": lost.cost_of_lost, "fix": lost.fix_of_lost}
-        found = [violation_of("file.lost_line", f"@{lost.line}", **facts)]
+        cost, fix = lost.cost_of_lost, lost.fix_of_lost
+        found = [violation_of("file.lost_line", f"@{lost.line}", cost=cost, fix=fix)]
     return replace(source, lost=frozenset(flags), refused=(*source.refused, *found))
 
 
