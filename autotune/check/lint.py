@@ -41,6 +41,8 @@ _KEY_TWICE = "file.key_twice"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
 _LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
+_MAYBE_OF_LAUNCHES = ("file.program_refuses", "accelerate.processes")
+"""Rules about a launch where they name no key."""
 _OF_LAUNCHES = tuple(f"file.{name}" for name in _LAUNCH_RULES)
 """The same of rules about a launch; another line than its first is their `at`."""
 _BY_SCRIPTS = frozenset(
@@ -379,6 +381,7 @@ class _Wishes:
         """Places of the keys that it is about."""
         file, launch = self._source.accelerate.path, self._source.launch_at
         of_launch, of_file = map(violation.rule.startswith, (_OF_LAUNCHES, _OF_ACCELERATE))
+        of_launch |= not violation.at and violation.rule in _MAYBE_OF_LAUNCHES
         lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
         if launch is not None and (of_launch or (of_file and file is None)):
             path = None if launch[0] == self._source.path else launch[0]
@@ -442,7 +445,9 @@ def _look(
         violations = [one for one in violations if not _is_unasked(one, source)]
     of_reader = huggingface.violations(config, source)
     on = [name for name in ("fp16", "bf16") if look_up(config, f"{name}.enabled") is True]
-    if len(on) < 2 and any(one.level == "error" for one in of_reader):  # that adds the other one
+    is_told = any(one.rule == "huggingface.two_precisions" for one in source.refused)
+    if len(on) < 2 and (is_told or any(one.level == "error" for one in of_reader)):
+        # What the reader adds makes two of them, which that tells.
         violations = [one for one in violations if one.rule != "precision.fp16_and_bf16"]
     violations = [*of_reader, *violations]
     return _Looked(

@@ -362,14 +362,23 @@ def test_hjson_is_read_and_refused_for_who_reads_json_alone(tmp_path):
     report = checked(path, consumer=Consumer.TRAINER)
     assert rules(report) == ["file.hjson"]
     assert "trainer reads JSON alone" in messages(report, "file.hjson")
-    write(tmp_path, '{\n "train_micro_batch_size_per_gpu": 1\n "bf16": {"enabled": false}\n}')
-    found = next(
-        one
-        for one in checked(path, consumer=Consumer.TRAINER).found
-        if one.violation.rule == "file.hjson"
-    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('\n "bf16": {"enabled": false}', "a comma is missing at its end"),
+        ("  # last key", "a comment"),
+        ("  // last key", "a comment"),
+    ],
+)
+def test_what_keeps_a_text_from_being_json_is_told_with_its_line(tmp_path, text, why):
+    pytest.importorskip("hjson")
+    path = write(tmp_path, f'{{\n "train_micro_batch_size_per_gpu": 1{text}\n}}')
+    report = checked(path, consumer=Consumer.TRAINER)
+    (found,) = (one for one in report.found if one.violation.rule == "file.hjson")
     assert found.place.line == 2
-    assert "line 2: a comma is missing at its end" in found.violation.message
+    assert f"line 2: {why}" in found.violation.message
 
 
 @cases("text", "said")

@@ -173,6 +173,10 @@ def test_accelerate_starts_as_many_ranks_on_each_machine(tmp_path, asked, starte
     assert (report.world, rules(report)) == (started, found)
     line = f"accelerate launch --config_file {path} --num_processes {asked} train.py"
     assert checked(path, launch=line).world == started
+    assert rules(checked(path, world=30)) == []
+    run = checked(write(tmp_path, f"\n{line}", "run.sh"))
+    places = [(one.place.file, one.place.line) for one in run.found]
+    assert places == [(tmp_path / "run.sh", 2)] * len(found)
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
@@ -346,8 +350,31 @@ def test_a_lost_backslash_is_told_with_what_it_costs(tmp_path, monkeypatch):
     assert found["file.lost_line"].fix == "end line 1 with a backslash"
 
 
-def test_a_space_behind_a_backslash_is_a_word_that_is_refused(tmp_path, monkeypatch):
-    report = started(tmp_path, monkeypatch, "--do_train --bf16 \\ \n  --seed 3")
+@pytest.mark.parametrize(
+    ("name", "text", "line", "fix"),
+    [
+        (".", "{}\n# more \\\n --lr 2\n", 4, "take the comment out of line 3"),
+        ("in.sh", "\n\n{}\n --lr 2\n", 2, "end the line above it in in.sh with a backslash"),
+    ],
+)
+def test_a_lost_line_is_placed_in_the_file_that_is_checked(
+    tmp_path, monkeypatch, name, text, line, fix
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"train_micro_batch_size_per_gpu": 1}, "ds.json")
+    text = text.format("torchrun t.py --deepspeed_config ds.json")
+    outer = text if name == "." else f"bash {name}\n"
+    if name != ".":
+        write(tmp_path, text, name)
+    write(tmp_path, f"#!/bin/bash\n{outer}", "run.sh")
+    (found,) = (one for one in checked(Path("run.sh")).found if "lost" in one.violation.rule)
+    assert (found.place.file, found.place.line) == (Path("run.sh"), line)
+    assert found.violation.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("below", ["\n  --seed 3", ""])
+def test_a_space_behind_a_backslash_is_a_word_that_is_refused(tmp_path, monkeypatch, below):
+    report = started(tmp_path, monkeypatch, f"--do_train --bf16 \\ {below}")
     (found,) = (one for one in report.found if one.violation.rule == "file.blank_word")
     assert (found.violation.level, found.place.file, found.place.line) == (
         "error",

@@ -55,6 +55,8 @@ def no_json(text: str) -> tuple[int, str]:
     try:
         json.loads(text.removeprefix(BYTE_ORDER_MARK))
     except json.JSONDecodeError as error:
+        if error.doc[error.pos :].startswith(("#", "//", "/*")):
+            return error.lineno, f"line {error.lineno}: a comment"
         line = error.doc[: error.pos].rstrip().count("\n") + 1
         if error.msg.startswith("Expecting ',' delimiter"):
             return line, f"line {line}: a comma is missing at its end"

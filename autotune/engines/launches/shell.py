@@ -92,7 +92,9 @@ _MOST_NESTED = 60
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
-_BLANK_END = re.compile(r"[ \t]\\[ \t]+\r?$")
+_ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
+"""Variables without which a program starts other ranks; a file that is not read may set them."""
+_COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 _MOST_ROUNDS = 64
 """Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
@@ -139,6 +141,8 @@ class Command:
     """What its file asks Slurm for."""
     path: Path = Path()
     """The file, or one that it sources or starts."""
+    placed: Path = Path()
+    """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str] = field(default_factory=dict)
     """As of `ShellText.written`."""
 
@@ -170,9 +174,20 @@ class Command:
         )
 
     @property
-    def is_behind_blank(self) -> bool:
-        """Whether the line above ends in a backslash and a blank, which is a word of its own."""
-        return _BLANK_END.search(self.text.split("\n")[self.line - 2]) is not None
+    def blank_line(self) -> int | None:
+        """The line on which it ends in a backslash and a blank, which is a word of its own."""
+        last = self.words[-1]
+        is_blank = last.text.isspace() and self.text[last.start - 1 : last.start] == "\\"
+        return line_of(self.text, last.start) if is_blank else None
+
+    @property
+    def fix_of_lost(self) -> str:
+        """What joins it to the command above."""
+        if self.path != self.placed:
+            return f"end the line above it in {self.path} with a backslash"
+        if _COMMENT_END.search(self.text.split("\n")[self.line - 2]):
+            return f"take the comment out of line {self.line - 1}: it ends the command"
+        return f"end line {self.line - 1} with a backslash"
 
     @property
     def cost_of_lost(self) -> str:
@@ -285,12 +300,17 @@ class _Reader:
         self._options = options
         self._files = files | {path.resolve()}
         """The file that is read, and those that start it."""
+        self._placed = path
+        """The file whose text that is."""
         self._file = ""
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         around = {**slurm.variables_of(options), **variables}
         held = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **around}
         self._scopes: list[_Changes] = [
-            {name: Value([unplaced(text)]) for name, text in held.items()}
+            {
+                name: Value(None if text == f"${name}" else [unplaced(text)])
+                for name, text in held.items()
+            }
         ]
         """Variables, and what each open branch has changed of them."""
         self._exported = set(around)
@@ -307,6 +327,8 @@ class _Reader:
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
         self.written: dict[str, str] = {}
+        self._place = 0
+        """Where the last simple command begins that stands in the text itself."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
         self._here = _Text(tokens=(), path=None, within=(), doubts=())
@@ -635,14 +657,16 @@ class _Reader:
     ) -> Iterator[_Branch]:
         """A branch: what it changes is kept apart, from some changes on."""
         mode = self._is_skipped, self._is_aside, self._n_open
+        over, is_open = self._over, runs is None or may_differ
         self._is_skipped = self._is_skipped or (runs is False and not may_differ)
         self._is_aside = self._is_aside or runs is False
-        self._n_open += runs is None or may_differ
+        self._n_open += is_open
         try:
             with self._scope(given) as changes:
                 yield _Branch(runs, may_differ, changes)
         finally:
             self._is_skipped, self._is_aside, self._n_open = mode
+            self._over = over if is_open else self._over  # a function that it calls may `exit`
             self._is_skipped |= bool(self._over)
 
     def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -680,6 +704,7 @@ class _Reader:
         here = self._here
         first = here.tokens[here.at].chars
         here.place = first[0][1] if first else -1
+        self._place = here.place if here.place >= 0 else self._place
         words, targets = self._words()
         if self._is_skipped:
             return _OPEN
@@ -712,6 +737,7 @@ class _Reader:
     def _lose(self, line: str) -> None:
         """Let all variables differ, for what a line says."""
         self._gone += [line] * (line not in self._gone)
+        self._environment = None
         self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
         for each in () if self._is_lost else dict.fromkeys(chain(*self._scopes)):
             if (value := self._get(each)) is not None:
@@ -1001,7 +1027,7 @@ class _Reader:
             unread += self._gone
         command = Command(
             words=words,
-            start=fields[0].place,
+            start=fields[0].place if fields[0].place >= 0 else self._place,
             text=self._text,
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
@@ -1009,7 +1035,8 @@ class _Reader:
             defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
             assumed=tuple(self._assumed),
             options=self._options,
-            path=here.path or Path(),
+            path=here.path or self._placed,
+            placed=self._placed,
             written=self.written,
         )
         self.commands.append(command)
@@ -1023,13 +1050,13 @@ class _Reader:
                 return
 
     def _around(self) -> dict[str, str]:
-        """What exported variables hold."""
+        """What exported variables hold; `$NAME`: only the shell knows."""
         if self._environment is None:
             held = {name: self._get(name) for name in self._exported}
-            self._environment = {
-                name: plain([char for item in value.items for char in item])
+            self._environment = {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
+                name: f"${name}" if value.items is None else plain([*chain(*value.items)])
                 for name, value in held.items()
-                if value is not None and value.items is not None
+                if value is not None
             }
         return self._environment
 
@@ -1056,6 +1083,7 @@ class _Reader:
         if given := items[at + 1 :]:
             inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
+        inside._placed, inside._place = self._placed, command.start
         inside._depth, inside._n_nested = self._depth, self._n_nested
         inside._n_again = self._n_again
         with contextlib.suppress(OpenError):

@@ -486,11 +486,11 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
 def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
     lost = shell.lost_below(command)
-    if lost is not None and not (launch.words and lost.is_behind_blank):  # `_stray` tells that
+    if lost is not None and not (launch.words and command.blank_line):  # `_stray` tells that
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
-            fix="end the line above with a backslash",
+            fix=lost.fix_of_lost,
             at=(f"@{lost.start}",),
             consequence="ignored",
         )

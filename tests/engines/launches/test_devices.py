@@ -34,6 +34,8 @@ def test_deepspeeds_launcher_takes_devices_from_one_place(tmp_path):
     ignored = said(tmp_path, "CUDA_VISIBLE_DEVICES=2,3 deepspeed --num_gpus 2 run.py")
     assert "DeepSpeed's launcher ignores the variable" in ignored
     assert "--include localhost:2,3" in ignored
+    twice = said(tmp_path, "CUDA_VISIBLE_DEVICES=2,3 deepspeed --include localhost:0,1 run.py")
+    assert "takes the devices that --include leaves; leave one of the two out" in twice
     refused = said(tmp_path, "deepspeed --include localhost:0,1 --num_gpus 4 run.py")
     assert "refuses the two together; leave --num_gpus out" in refused
 
@@ -113,6 +115,26 @@ def test_devices_are_ranks_where_nothing_else_counts_them(tmp_path, line, world,
     assert report.world == world
     found = messages(report, "file.program_refuses")
     assert (told in found) if told else found == ""
+    run = write(tmp_path, f"\n{line} --deepspeed {path}\n", "run.sh")
+    places = [one.place for one in checked(run).found if one.violation.rule.startswith("file.")]
+    assert [(one.file, one.line) for one in places] == [(run, 2)] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("export NPROC_PER_NODE=$(nvidia-smi -L | wc -l)", "swift sft"),
+        ("if [ -d x ]; then export NPROC_PER_NODE=2; fi", "swift sft"),
+        ("export NPROC_PER_NODE\nread NPROC_PER_NODE", "llamafactory-cli train"),
+        ("source cluster.env", "swift sft"),
+        ("source cluster.env", "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train"),
+    ],
+)
+def test_ranks_that_the_shell_alone_knows_are_open(tmp_path, before, line):
+    write(tmp_path, CONFIG)
+    text = f"export CUDA_VISIBLE_DEVICES=0,1\n{before}\n{line} --deepspeed ds_config.json\n"
+    report = checked(write(tmp_path, text, "run.sh"))
+    assert (report.world, messages(report, "file.program_refuses")) == (None, "")
 
 
 def test_deepspeeds_launcher_starts_all_nodes_from_one_task(tmp_path):

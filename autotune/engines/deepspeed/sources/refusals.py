@@ -174,12 +174,14 @@ def device_violations(
         yield violation_of(rule, problem=problem, fix=f"leave --{counts[0]} out")
     elif visible is not None and (filters or "num_gpus" in flags):
         flag = (filters or counts)[0]
+        taken = f"that --{flag} leaves" if filters else "from the first on"
         problem = (
             f"{visible.source}={visible.names} beside --{flag}: DeepSpeed's launcher ignores the "
-            "variable, and takes the devices from the first on"
+            f"variable, and takes the devices {taken}"
         )
         fix = (
             f"leave --{flag} out, or name the devices with --include localhost:{visible.names} "
             "alone"
         )
+        fix = "leave one of the two out" if filters else fix
         yield violation_of(rule, consequence="ignored", problem=problem, fix=fix)

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -106,8 +106,18 @@ def refuses_rank_flag(path: Path) -> bool:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     of_argparse = any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args"))
     name = "parse_args" if of_argparse else "parse_args_into_dataclasses"
-    parsers = {_name(getattr(call.func, "value", call)) for call in _calls(tree, name)} - {""}
-    is_shared = any(_name(given) in parsers for call in calls for given in call.args)
+    parsers = {_name(getattr(call.func, "value", call)) for call in _calls(tree, name)}
+    given = [one for call in calls for one in (*call.args, *(k.value for k in call.keywords))]
+    is_shared = (
+        not parsers <= _made_by(nodes, "ArgumentParser")
+        or any(_name(one) in parsers for one in given)
+        or any(one.arg == "parents" for call in calls for one in call.keywords)
+        or any(
+            not isinstance(one, ast.Constant)
+            for call in _calls(tree, "add_argument")
+            for one in call.args
+        )
+    )
     own = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
     classes = {_name(one) for call in _calls(tree, _PARSER) for one in _classes(call)}
     return (
@@ -116,6 +126,16 @@ def refuses_rank_flag(path: Path) -> bool:
         and not (is_shared if of_argparse else classes - own or not classes)
         and _TAKES_MORE.search(ast.unparse(tree)) is None
     )
+
+
+def _made_by(nodes: Sequence[ast.AST], name: str) -> set[str]:
+    """Names that are set to calls of a name, and to nothing else."""
+    made, others = set[str](), set[str]()
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            is_made = isinstance(node.value, ast.Call) and _name(node.value.func) == name
+            (made if is_made else others).update(map(_name, node.targets))
+    return made - others
 
 
 def reads_first_word(path: Path | None) -> bool:

@@ -335,14 +335,16 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
     """A configuration with the place of its launch line, and what that has lost below it."""
-    source = replace(source, launch_at=(command.path, command.line))
-    if lost is None:
+    source = replace(source, launch_at=(command.placed, command.line))
+    flags = dict(flags_of([word.text for word in lost.words] if lost else []))
+    if (blank := command.blank_line) is not None:
+        found = [violation_of("file.blank_word", f"@{blank}", line=blank)]
+    elif lost is None:
         return source
-    flags = dict(flags_of([word.text for word in lost.words]))
-    rule = "file.blank_word" if lost.is_behind_blank else "file.lost_line"
-    at = f"@{lost.line - lost.is_behind_blank}"
-    violation = violation_of(rule, at, cost=lost.cost_of_lost, above=lost.line - 1)
-    return replace(source, lost=frozenset(flags), refused=(*source.refused, violation))
+    else:
+        cost, fix = lost.cost_of_lost, lost.fix_of_lost
+        found = [violation_of("file.lost_line", f"@{lost.line}", cost=cost, fix=fix)]
+    return replace(source, lost=frozenset(flags), refused=(*source.refused, *found))
 
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
@@ -431,10 +433,11 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     ranks = line.ranks.world or file.n_processes or section.world
     nodes = line.n_nodes or file.n_machines
     lost = []
-    if ranks and nodes and ranks > nodes and ranks % nodes:
+    if not world and ranks and nodes and ranks > nodes and ranks % nodes:
         facts: dict[str, Any] = {"ranks": ranks, "machines": nodes}
         ranks -= ranks % nodes
-        lost = [violation_of("accelerate.processes", "num_processes", started=ranks, **facts)]
+        key = () if line.ranks.world else ("num_processes",)
+        lost = [violation_of("accelerate.processes", *key, started=ranks, **facts)]
     reader = section.reader or line.reader or ("TRL" if Path(line.script).name == TRL else "")
     is_guessed = because.endswith(_NOTHING_TELLS)
     if is_guessed and not reader and script is not None and uses_lightnings(script):
