@@ -432,7 +432,7 @@ class Guest(Rank):
 
     def _close(self) -> None:
         super()._close()
-        quiet.remove_empty_folders()
+        quiet.remove_traces()
 
 
 def _is_called_by_script() -> bool:
