@@ -244,13 +244,17 @@ def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: An
 
 def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
-    from hydra.version import base_at_least
     from omegaconf import OmegaConf
 
     given = inspect.signature(run).bind(*args, **kwargs).arguments
-    works_there = given["config"].hydra.job.chdir
+    works_there = getattr(given["config"].hydra.job, "chdir", None)
     if works_there is None:
-        works_there = not base_at_least("1.2")
+        try:
+            from hydra.version import base_at_least
+        except ImportError:  # Hydra below 1.2, which always works there
+            works_there = True
+        else:
+            works_there = not base_at_least("1.2")
     if not works_there:
         OmegaConf.update(given["config"], given["job_dir_key"], output_folder(), force_add=True)
     return run(*args, **kwargs)

@@ -2,6 +2,7 @@ import io
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -189,6 +190,27 @@ def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path: Pat
     (tmp_path / "used" / "log.txt").write_text("x")
     quiet.remove_traces()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs", "used"]
+
+
+@pytest.mark.parametrize(
+    ("job", "has_version", "is_moved"),
+    [({}, False, False), ({"chdir": False}, False, True), ({"chdir": None}, True, True)],
+    ids=["1.1", "1.1, not there", "1.3"],
+)
+def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], has_version: bool, is_moved: bool
+) -> None:
+    updated: list[Any] = []
+    configs: Any = ModuleType("omegaconf")
+    configs.OmegaConf = SimpleNamespace(update=lambda *given, **_: updated.append(given))
+    version: Any = ModuleType("hydra.version")
+    version.base_at_least = lambda _: True
+    monkeypatch.setitem(sys.modules, "omegaconf", configs)
+    monkeypatch.setitem(sys.modules, "hydra", ModuleType("hydra"))
+    monkeypatch.setitem(sys.modules, "hydra.version", version if has_version else None)
+    config = SimpleNamespace(hydra=SimpleNamespace(job=SimpleNamespace(**job)))
+    quiet._run_hydra(lambda config, job_dir_key: None, config, job_dir_key="hydra.run.dir")
+    assert bool(updated) == is_moved
 
 
 def test_methods_that_save_do_nothing_and_say_so() -> None:
