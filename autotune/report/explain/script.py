@@ -58,7 +58,7 @@ class ScriptDiagnosis:
     notes: tuple[str, ...] = field(default=())
     """What could not be said, and why."""
     search: str = ""
-    """The search that goes on from it, as a command; empty: nobody typed one."""
+    """The search that goes on from it, as a command."""
 
     def as_dict(self) -> dict[str, Any]:
         """As `diagnose --json` prints it."""

@@ -213,7 +213,7 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
         ),
         (
             "import sys\ntry: {}['bs']\nexcept KeyError: sys.exit('no key bs; add it')",
-            "Error: no key bs; add it: the script ended by itself with exit code 1, while handling Key",
+            "Error: no key bs; add it: the script ended by itself with exit code 1, while hand",
         ),
         ("import sys\ntry: [0] * 10**15\nexcept MemoryError: sys.exit(1)", "MemoryError"),
         # An exit that the script catches is none.
