@@ -42,6 +42,7 @@ from autotune.space.knobs import describe_difference
 _Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
+NOT_TYPED: Mapping[str, Any] = {}
 N_CHANGES = 5
 """Changes that are named: those with the largest predicted gain."""
 
@@ -55,11 +56,12 @@ def diagnose(
     note: Callable[[str], None],
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
+    typed: Mapping[str, Any] = NOT_TYPED,
 ) -> ScriptDiagnosis:
     """Run a command as it is for a few steps, and say what it does.
 
     A study of the command that is there already answers without a run. Arguments and errors are
-    those of `open_command_session`.
+    those of `open_command_session`; `typed` is how the user named the fleet and its options.
     """
     session = open_command_session(
         command, flags, results=results, fleet=fleet, options=options, fresh=fresh, note=note
@@ -116,7 +118,7 @@ def diagnose(
         is_predicted=steering is not None,
         changes=_best_of(changes),
         notes=tuple(notes),
-        search=_search_command(command, {**flags, "results": results, "fleet": fleet}),
+        search=_search_command(command, {**flags, "results": results, **typed}),
     )
 
 
@@ -126,8 +128,10 @@ def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
     for name, value in given.items():
         if isinstance(value, bool):
             words.append(switch(name, on=value))
-        elif str(value) not in (name, "local"):  # results/ and this machine
-            words += [flag(name), str(value)]
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if str(one) not in (name, "local"):  # results/ and this machine
+                words += [flag(name), str(one)]
     return f"{shlex.join(words)} -- {in_short(command)}"
 
 

@@ -156,7 +156,14 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
     """
     if lattice.is_laid_out and keys.get("space") not in (None, PLAN_SPACE):
         own = ", ".join(shipped_spaces(lattice.context.engine)) or "a file"
-        raise JobError.of("app.others_space", lattice=lattice, keys=keys, own=own)
+        raise JobError.of(
+            "app.others_space",
+            lattice=lattice,
+            keys=keys,
+            own=own,
+            default_engine=DEFAULT_ENGINE,
+            plan_space=PLAN_SPACE,
+        )
 
 
 def both_engines(

@@ -48,8 +48,8 @@ class AutotuneError(Exception):
         room, _, name = row.rpartition(".")
         file = Path(__file__).parents[1].joinpath(*room.split("."), "errors.json")
         texts = json.loads(file.read_text(encoding="utf-8"))[name]
-        said = (_KEY.sub(lambda key: flag(key[1]), text) for text in texts)
-        return cls(*(text.format(**values) for text in said))
+        filled = (_KEY.sub(lambda key: flag(key[1]), text) for text in texts)
+        return cls(*(text.format(**values) for text in filled))
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.hint}" if self.hint else self.message

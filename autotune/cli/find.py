@@ -136,7 +136,14 @@ def diagnose(
 
     with obtained_fleet(fleet, fleet_option) as (held, options):
         found = run(
-            command, flags, results=results, fresh=fresh, note=say, fleet=held, options=options
+            command,
+            flags,
+            results=results,
+            fresh=fresh,
+            note=say,
+            fleet=held,
+            options=options,
+            typed={"fleet": fleet, "fleet_option": fleet_option or []},
         )
     print_json(found.as_dict()) if as_json else print_facts(DATA, describe_script(found))
 

@@ -77,8 +77,8 @@ class GangFleet:
         if self._allocator.capacity(world) == 0:
             has = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
             left_out = transport.problems()
-            said, mend = "; ".join((has, *left_out)), "mend what is left out, " * bool(left_out)
-            raise FleetError.of("fleet.too_few_slots", world=world, said=said, mend=mend)
+            slots, mend = "; ".join((has, *left_out)), "mend what is left out, " * bool(left_out)
+            raise FleetError.of("fleet.too_few_slots", world=world, slots=slots, mend=mend)
         self._n_sharing = self._allocator.per_node(world)
         self.agents = {name: _AgentLine(transport, node) for name, node in self._nodes.items()}
         self._not_before_s = 0.0

@@ -332,11 +332,16 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
         head_dim=attention.head_dim,
         window=window,
         n_windowed_layers=n_windowed,
-        configured_positions=keys.number("max_position_embeddings"),
+        configured_positions=_remarked(keys.get("max_position_embeddings")),
         n_mtp_layers=keys.number("num_nextn_predict_layers", also="num_mtp_layers"),
         **attention.latent,
         **of_experts,
     )
+
+
+def _remarked(value: Any) -> int:
+    """A count that serves a remark alone, and refuses no model; 0: it is none."""
+    return value if type(value) is int and value > 0 else 0
 
 
 def _extra_norms(norms: str, hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:

@@ -215,9 +215,16 @@ class Observed(Stored):
 
     @property
     def varies(self) -> bool:
-        """Whether its micro-batches differ in size, and not only the last one of an epoch."""
-        rows = self.description.get("rows") or [(1, 1)]
-        return len(rows) > 2 or bool(4 * max(rows)[1] < 3 * sum(times for _, times in rows))
+        """Whether its micro-batches differ in size, and not only the last one of an epoch.
+
+        The last one is at most a quarter of all, or each second or third.
+        """
+        rows = self.description.get("rows") or []
+        if len(rows) != 2:
+            return len(rows) > 2
+        least, total = min(rows)[1], sum(times for _, times in rows)
+        thirds_and_halves = (total // 3, -(-total // 3), total // 2, -(-total // 2))
+        return bool(4 * least > total and least not in thirds_and_halves)
 
     @property
     def rows_per_sample(self) -> int:

@@ -67,7 +67,8 @@ def reach_of(script: Observed) -> Reach:
     elif facts["leaves_accumulation"]:
         ways.pop("micro_batch", None)
         left_out.pop("micro_batch", None)
-    decided = {*ways, *({"micro_batch"} & left_out.keys())}
+    # A word of the command that says the precision is one more place that has to.
+    decided = {*ways, *({"micro_batch"} & left_out.keys())} - {"precision"}
     for row in _ROWS:
         terms = row.get("when", "").split()
         if all(facts[term.removeprefix("!")] != term.startswith("!") for term in terms):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.diagnose import _best_of, _changes, _without_slower, diagnose
+from autotune.app.diagnose import _best_of, _changes, _search_command, _without_slower, diagnose
 from autotune.app.exports import export_study, patch_study
 from autotune.app.own_script import (
     _as_trial,
@@ -120,6 +120,14 @@ def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers: None) 
         return diagnose(command, SMALL, results=tmp_path / "results", fresh=False, note=print)
 
     return said
+
+
+def test_the_search_that_goes_on_names_the_fleet_as_it_was_typed() -> None:
+    """The allocation that a fleet held for the run is gone by then."""
+    typed = {"results": Path("results"), "fleet": "slurm", "fleet_option": ["wait=5m", "slots=2"]}
+    words = _search_command(["torchrun", "t.py"], typed)
+    options = "--fleet slurm --fleet-option wait=5m --fleet-option slots=2"
+    assert words == f"autotune search {options} -- torchrun t.py"
 
 
 def test_a_study_that_was_only_diagnosed_says_so(diagnosed: Diagnosed, tmp_path: Path) -> None:

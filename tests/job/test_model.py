@@ -95,6 +95,13 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.parametrize("positions", [4096.0, -1, 2**40, "4096"])
+def test_positions_that_serve_a_remark_alone_refuse_no_model(positions: Any) -> None:
+    shape = shape_by_formula({**LLAMA, "max_position_embeddings": positions}, "config.json")
+    assert shape is not None
+    assert shape.configured_positions == (positions if positions == 2**40 else 0)
+
+
 def built(config: dict[str, Any]) -> dict[str, Any]:
     return model_probe.shape_of(model_probe.build({"config": config}))
 

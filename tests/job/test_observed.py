@@ -46,9 +46,10 @@ def test_rows_of_a_sample_are_told_by_who_makes_the_batches(
         ([[2, 3], [3, 4], [6, 3]], 0, 4),
         ([[2, 6], [3, 8]], 0, 3),
         ([[5, 2], [8, 18]], 1, 8),
+        ([[2, 5], [8, 10]], 1, 8),
         ([], 1, 8),
     ],
-    ids=["by tokens", "of two sizes", "the last of an epoch", "older"],
+    ids=["by tokens", "of two sizes", "the last of an epoch", "of a short one", "older"],
 )
 def test_batches_that_differ_count_by_their_mean(
     rows: list[list[int]], rows_per_sample: int, micro_batch: int

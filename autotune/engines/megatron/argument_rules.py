@@ -255,8 +255,10 @@ def _layout_alone(launch: MegatronLaunch) -> Answer:
     if launch.get(_LAYOUT) is None or not given:
         return None
     is_field = launch.given[given[-1]].flag.endswith("virtual_pipeline_model_parallel_size")
-    # ms-swift takes Megatron Core's own field from the layout.
-    if is_field and (launch.prefix or chunks_of(launch) in (None, launch.get(given[-1]))):
+    # ms-swift takes Megatron Core's own field from the layout, and a recipe takes the layout's own
+    # number (megatron/core/transformer/transformer_config.py, __post_init__: detected_vpp_size).
+    takes_same = launch.is_overrides or is_field
+    if takes_same and (launch.prefix or chunks_of(launch) in (None, launch.get(CHUNKED[1]))):
         return None
     message = f"{flag_name(_LAYOUT)} says all chunks: no other number of them is taken"
     return message, f"remove {' and '.join(map(flag_name, given))}"

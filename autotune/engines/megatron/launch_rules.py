@@ -81,14 +81,8 @@ def judge_launch(launch: MegatronLaunch, unknown_facts: set[str] | None = None) 
 
 
 def _of_recipe(found: Iterable[Violation], launch: MegatronLaunch) -> Iterator[Violation]:
-    """Violations of what does not go through Megatron-LM's own parser.
-
-    A number of chunks beside a layout is taken there if it is the layout's
-    (megatron/core/transformer/transformer_config.py, __post_init__: detected_vpp_size).
-    """
+    """Violations of what does not go through Megatron-LM's own parser."""
     for one in found:
-        if one.rule == "pp.layout" and chunks_of(launch) == launch.get(CHUNKED[1]):
-            continue
         is_parsers = one.rule in _OF_PARSER_ALONE and not launch.prefix
         yield replace(one, consequence="may_raise") if is_parsers else one
 

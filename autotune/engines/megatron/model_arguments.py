@@ -320,8 +320,8 @@ def _scaling(rope: Mapping[str, Any]) -> Arguments:
 
 
 def _yarn_of_latent(rope: Mapping[str, Any]) -> Arguments:
-    said = {name: rope[name] for name in _YARN_OF_LATENT if rope.get(name) is not None}
-    other = {name: value for name, value in said.items() if value != _YARN_OF_LATENT[name]}
+    stated = {name: rope[name] for name in _YARN_OF_LATENT if rope.get(name) is not None}
+    other = {name: value for name, value in stated.items() if value != _YARN_OF_LATENT[name]}
     return {**_scaling(rope), **other}
 
 

@@ -148,13 +148,14 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
         "--disable-bias-linear": get("add_bias_linear") is False,
         _OTHER: any(map(get, ("num_experts", "qk_layernorm", "add_qkv_bias"))),
     }
-    hidden, heads = get("hidden_size"), get("num_attention_heads")
+    # Where one is not told, the reader of the config says which.
+    hidden, heads = get("hidden_size") or 0, get("num_attention_heads") or 0
     width = get("ffn_hidden_size")
-    said = {
+    sizes = {
         "width": width or 4 * hidden,
         "gated_width": width or int(4 * hidden * 2 / 3 / 64) * 64,
         "kv_heads": get("num_query_groups") if get("group_query_attention") else heads,
-        "head_dim": get("kv_channels") or hidden // heads,
+        "head_dim": get("kv_channels") or hidden // max(heads, 1),
         # From 0.16 on it is kept under another name.
         "epsilon": get("norm_epsilon") or get("layernorm_epsilon"),
     }
@@ -164,7 +165,7 @@ def _config(launch: MegatronLaunch, vocab: int) -> dict[str, Any]:
                 "model_type": family,
                 "architectures": row["architectures"],
                 "vocab_size": vocab,
-                **{key: said.get(name) or get(name) for key, name in row["keys"].items()},
+                **{key: sizes.get(name) or get(name) for key, name in row["keys"].items()},
                 "tie_word_embeddings": not get("untie_embeddings_and_output_weights"),
             }
     summary = ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -132,8 +132,8 @@ class RemoteTransport(Transport):
         """
         found, problems = self._asked
         if not found:
-            said = "; ".join(f"{name}: {why}" for name, why in problems.items())
-            raise FleetError.of("fleet.no_node", said=said)
+            words = "; ".join(f"{name}: {why}" for name, why in problems.items())
+            raise FleetError.of("fleet.no_node", problems=words)
         return found
 
     @cached_property

@@ -294,9 +294,9 @@ def _refused(
     found: "subprocess.CompletedProcess[str]", arguments: Sequence[str]
 ) -> JobError | FleetError:
     if any(phrase in found.stderr for phrase in _UNREACHED):
-        return FleetError.of("fleet.no_cluster", said=_words(found.stderr))
+        return FleetError.of("fleet.no_cluster", output=_words(found.stderr))
     return JobError.of(
-        "fleet.sbatch_refuses", arguments=shlex.join(arguments), said=_words(found.stderr)
+        "fleet.sbatch_refuses", arguments=shlex.join(arguments), output=_words(found.stderr)
     )
 
 

@@ -57,8 +57,8 @@ class ScriptDiagnosis:
     """Whether any change could be predicted."""
     notes: tuple[str, ...] = field(default=())
     """What could not be said, and why."""
-    search: str = ""
-    """The search that goes on from it, as a command; empty: nobody typed one."""
+    search: str
+    """The search that goes on from it, as a command."""
 
     def as_dict(self) -> dict[str, Any]:
         """As `diagnose --json` prints it."""

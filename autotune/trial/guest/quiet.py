@@ -1,6 +1,7 @@
-"""A trial leaves the user's run without traces: nothing is saved, uploaded or tracked.
+"""A trial leaves the user's run without traces: nothing is uploaded or tracked.
 
-What their code writes with `open` itself is theirs, and is written.
+Checkpoints are not saved. What a script prepares before its engine is made is saved where nothing
+was, and goes with the trial. What their code writes with `open` itself is theirs, and is written.
 """
 
 import contextlib
@@ -8,7 +9,7 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,19 @@ def _nothing(*_: Any, **__: Any) -> bool:
 def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Save nothing but what a script prepares, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
-    return save(*args, **kwargs) if given and _is_preparing(given[0]) else True
+    kwargs.pop("push_to_hub", None)
+    is_saved = given and _is_preparing(given[0])
+    return _prepare(given[0], save, *args, **kwargs) if is_saved else True
+
+
+def _prepare(path: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Save into a file or folder, and note which files the trial has to remove."""
+    others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
+    try:
+        return save(*args, **kwargs)
+    finally:
+        new = (file for file in _files_in(path) if file not in others)
+        _prepared.update((file, _identity(file)) for file in new)
 
 
 def _is_preparing(path: Any) -> bool:
@@ -86,20 +99,28 @@ def _save_in_memory(
     save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
-    if isinstance(f, str | os.PathLike) and not _is_preparing(f):
-        _unsaved.add(os.path.abspath(f))
-    else:
+    if not isinstance(f, str | os.PathLike):
         save(obj, f, *args, **kwargs)
+    elif _is_preparing(f):
+        _prepare(f, save, obj, f, *args, **kwargs)
+    else:
+        _unsaved[os.path.abspath(f)] = _identity(f)
 
 
-_unsaved: set[str] = set()
-"""Files that a script takes for saved; it may give them another name, or remove them."""
+_Identity = tuple[int, ...] | None
+_unsaved: dict[str, _Identity] = {}
+"""Files that a script takes for saved, and what is there in truth; it may give them another name,
+or remove them."""
+_prepared: dict[str, _Identity] = {}
+"""Files that were saved where nothing was, as they were then."""
 _made: list[str] = []
 """Folders that it has made."""
 
 
+_began_s = 0.0
+"""When the trial began."""
 _prepares_since_s: float | None = None
-"""When the trial began; None once the script has an engine: what it saves then is a checkpoint."""
+"""The same; None once the script has an engine: what it saves then is a checkpoint."""
 _spared: set[str] = set()
 """Folders that it has removed, as it believes."""
 
@@ -110,8 +131,8 @@ def watch_files(began_s: float) -> None:
     A folder with files from before the trial, which began at `began_s`, stays: it may hold
     checkpoints, in whose place none is saved.
     """
-    global _prepares_since_s
-    _prepares_since_s = began_s
+    global _began_s, _prepares_since_s
+    _began_s = _prepares_since_s = began_s
 
     def remove_folder(remove: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
@@ -120,8 +141,9 @@ def watch_files(began_s: float) -> None:
             remove(path, *args, **kwargs)
 
     for name in ("rename", "replace", "remove", "unlink"):
-        setattr(os, name, around(getattr(os, name), _spare_unsaved))
+        setattr(os, name, around(getattr(os, name), _spare))
     vars(shutil)["rmtree"] = around(shutil.rmtree, remove_folder)
+    vars(shutil)["move"] = around(shutil.move, _move)
     os.mkdir = around(os.mkdir, _make_folder)
 
 
@@ -133,36 +155,81 @@ def end_preparing() -> None:
 
 def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:
     """Whether a file, or one in a folder, is older than a moment."""
-    inside = (Path(at, name) for at, _, names in os.walk(path) for name in names)
-    files = [Path(path)] if os.path.isfile(path) else inside
     with contextlib.suppress(OSError):
-        return any(file.lstat().st_ctime < moment_s for file in files)
+        return any(os.lstat(file).st_ctime < moment_s for file in _files_in(path))
     return False
+
+
+def _files_in(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A file itself, or all that are in a folder."""
+    name = os.path.abspath(os.fspath(path))
+    if os.path.isfile(name):
+        yield name
+    yield from (os.path.join(at, file) for at, _, files in os.walk(name) for file in files)
+
+
+def _identity(path: str | os.PathLike[str]) -> _Identity:
+    """What is another one once somebody has written; None: there is no file."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None
 
 
 def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
     is_path = isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None
     name = os.path.abspath(os.fspath(path)) if is_path else ""
-    if name in _spared and os.path.isdir(name):
-        _spared.remove(name)
+    if _is_passed_by(name):
         return
     make(path, *args, **kwargs)
     if is_path:
         _made.append(name)
 
 
-def _spare_unsaved(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
-    """Leave alone what was not saved, also where an earlier run left a file of that name."""
-    if not isinstance(path, str | os.PathLike) or os.path.abspath(path) not in _unsaved:
-        call(path, *args, **kwargs)
+def _spare(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    """Leave alone what was not saved, unless the script has written it since.
+
+    Nor does it, or what was prepared, come in the place of an earlier run's.
+    """
+    given = args[0] if args else kwargs.get("dst")  # the new name
+    target = os.path.abspath(given) if isinstance(given, str | os.PathLike) else None
+    if _is_passed_by(target):
         return
-    for target in args:  # the new name
-        if isinstance(target, str | os.PathLike):
-            _unsaved.add(os.path.abspath(target))
+    name = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    if name in _unsaved and _unsaved[name] == _identity(name):
+        if target is not None:
+            _unsaved[target] = _identity(target)
+        return
+    moved = [file for file in _prepared if name and f"{file}/".startswith(f"{name}/")]
+    is_new = target is None or not os.path.lexists(target)
+    if moved and target is not None and _has_older(target, _began_s):
+        return
+    call(path, *args, **kwargs)
+    if target is not None and is_new:
+        _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
 
 
-def remove_empty_folders() -> None:
-    """Remove the folders that the script has made for what was not written."""
+def _move(move: Callable[..., Any], source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    is_path = isinstance(target, str | os.PathLike)
+    if is_path and _is_passed_by(os.path.abspath(target)):
+        return target
+    return move(source, target, *args, **kwargs)
+
+
+def _is_passed_by(target: str | None) -> bool:
+    """Whether a move goes where a folder stayed, which is taken for gone."""
+    if target not in _spared or not os.path.isdir(target):
+        return False
+    _spared.remove(target)
+    return True
+
+
+def remove_traces() -> None:
+    """Remove what the script prepared, and the folders made for what was not written."""
+    for file, identity in _prepared.items():
+        if identity == _identity(file):  # the script has not written it since
+            with contextlib.suppress(OSError):
+                os.remove(file)
     for path in reversed(_made):
         with contextlib.suppress(OSError):
             os.rmdir(path)
@@ -177,13 +244,17 @@ def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: An
 
 def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
-    from hydra.version import base_at_least
     from omegaconf import OmegaConf
 
     given = inspect.signature(run).bind(*args, **kwargs).arguments
-    works_there = given["config"].hydra.job.chdir
+    works_there = getattr(given["config"].hydra.job, "chdir", None)
     if works_there is None:
-        works_there = not base_at_least("1.2")
+        try:
+            from hydra.version import base_at_least
+        except ImportError:  # Hydra below 1.2, which always works there
+            works_there = True
+        else:
+            works_there = not base_at_least("1.2")
     if not works_there:
         OmegaConf.update(given["config"], given["job_dir_key"], output_folder(), force_add=True)
     return run(*args, **kwargs)

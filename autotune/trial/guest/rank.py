@@ -37,7 +37,7 @@ _SEEN: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "rows": (), "recomputes": False},
+    **{"loader_batches": (), "recomputes": False},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
@@ -89,7 +89,9 @@ class Guest(Rank):
         """An error that the script caught; None: it has taken a step since."""
         self._n_plain_steps = 0
         self._exit_code: Any = None
-        """What the script gave to `sys.exit`."""
+        """What the script gave to `sys.exit` last."""
+        self._handled_at_exit: Exception | None = None
+        """The error that it handled there, if any."""
 
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
@@ -329,7 +331,7 @@ class Guest(Rank):
     def on_step(self) -> None:
         """An optimizer step of the watched engine was made."""
         self._n_errors = 0
-        self._last_error = None
+        self._last_error = self._exit_code = self._handled_at_exit = None
 
     def _note_question(self, answer: Callable[[], int]) -> int:
         """`engine.train_micro_batch_size_per_gpu`, which a script may build its batches by."""
@@ -377,18 +379,22 @@ class Guest(Rank):
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
         """`sys.exit`, whose code nobody is told at the end of the interpreter.
 
-        Where an error is handled by it, as Hydra and argparse do, that is the cause.
+        An error that is handled by it, as Hydra does, is told beside the code; memory that was
+        lacking is the cause.
         """
         if self._is_here:
+            error = sys.exc_info()[1]
             self._exit_code = code
-            if code and isinstance(error := sys.exc_info()[1], Exception):
-                self._last_error = error
+            self._handled_at_exit = error if code and isinstance(error, Exception) else None
+            handled = self._handled_at_exit
+            if handled and outcome_of(handled, self.reporter.report.phase) is Outcome.OOM:
+                self._last_error = handled
         leave(code)
 
     def _end(self, leave: Callable[[int], NoReturn], status: int) -> NoReturn:
         """`os._exit`, which ends a rank past all that would tell of it."""
         if self._is_here and not self.is_over:
-            self._exit_code = status
+            self._exit_code, self._handled_at_exit = status, None
             self.on_exit()
         leave(status)
 
@@ -412,8 +418,11 @@ class Guest(Rank):
         else:
             least = self.spec.measure.warmup_steps + MIN_SAMPLES
             why = f"after {n_steps} optimizer steps, and at least {least} are needed"
-        code = f" with exit code {self._exit_code}" if self._exit_code else ""
-        ended = ScriptEndedError(f"the script ended by itself{code}: {why}")
+        text = f"{self._exit_code}: " if isinstance(self._exit_code, str) else ""
+        code = f" with exit code {1 if text else self._exit_code}" if self._exit_code else ""
+        if code and (error := self._handled_at_exit) is not None:
+            code += f", while handling {type(error).__name__}: {error}"
+        ended = ScriptEndedError(f"{text}the script ended by itself{code}: {why}")
         self.record(ended, Outcome.INVALID)
 
     @property
@@ -423,7 +432,7 @@ class Guest(Rank):
 
     def _close(self) -> None:
         super()._close()
-        quiet.remove_empty_folders()
+        quiet.remove_traces()
 
 
 def _is_called_by_script() -> bool:

@@ -174,6 +174,10 @@ NEMO = (
     "model.pipeline_model_parallel_size=4 model.virtual_pipeline_model_parallel_size=2 "
     "model.num_layers=32 model.micro_batch_size=2 model.global_batch_size={batch}"
 )
+NEMO_OF_SHELL = (
+    "python megatron_gpt_pretraining.py trainer.devices=4 trainer.num_nodes=2 "
+    "model.pipeline_model_parallel_size=$PP "
+)
 
 LAYOUT = " '+model.pipeline_model_parallel_layout=\"{}\"'"
 
@@ -191,6 +195,14 @@ LAYOUT = " '+model.pipeline_model_parallel_layout=\"{}\"'"
         # A recipe's number of chunks may stand beside a layout that has as many.
         (NEMO.format(batch=32) + LAYOUT.format("Et*4|(t*4|)*6t*4L"), set()),
         (NEMO.format(batch=32) + LAYOUT.format("Et*8|(t*8|)*2t*8L"), {"pp.layout"}),
+        # Nobody knows how many chunks the layout makes of stages that only the shell counts.
+        *(
+            (NEMO_OF_SHELL + field + LAYOUT.format("Et*4|(t*4|)*6t*4L"), set())
+            for field in (
+                "model.num_layers_per_virtual_pipeline_stage=4",
+                "model.num_virtual_stages_per_pipeline_rank=2",
+            )
+        ),
     ],
 )
 def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(line, broken):

@@ -68,3 +68,10 @@ def test_it_is_recognised_by_what_its_script_imports(checkout, tmp_path):
     (checkout / "pretrain_gpt.py").write_text("import torch\n")
     assert not is_megatrons(command(checkout, LLAMA), tmp_path)
     assert not is_megatrons(["torchrun", "train.py"], tmp_path)
+
+
+@pytest.mark.parametrize("heads", ["", "--num-attention-heads 0"])
+def test_a_model_without_heads_is_left_to_the_reader_of_its_config(checkout, tmp_path, heads):
+    words = "--num-layers 4 --hidden-size 128 --seq-length 64 --max-position-embeddings 64 --bf16"
+    read = read_command(command(checkout, f"{words} {heads} {LAYOUT}"), tmp_path)
+    assert not read.model["n_head"]

@@ -2,6 +2,7 @@ import io
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls for files, watched for one test."""
     for name in CALLS:
         monkeypatch.setattr(os, name, getattr(os, name))
-    monkeypatch.setattr(quiet, "_unsaved", set())
+    monkeypatch.setattr(quiet, "_unsaved", {})
+    monkeypatch.setattr(quiet, "_prepared", {})
     monkeypatch.setattr(quiet, "_made", [])
-    monkeypatch.setattr(shutil, "rmtree", shutil.rmtree)
+    for name in ("rmtree", "move"):
+        monkeypatch.setattr(shutil, name, getattr(shutil, name))
     monkeypatch.setattr(quiet, "_spared", set())
     monkeypatch.setattr(quiet, "_prepares_since_s", None)
     quiet.watch_files(0.0)
@@ -98,6 +101,76 @@ def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "replace"), (shutil, "move")])
+def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
+    tmp_path: Path, module: ModuleType, name: str
+) -> None:
+    for folder in ("tmp", "out"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.pt").write_text(folder)
+    quiet.watch_files(math.inf)
+    shutil.rmtree(tmp_path / "out")
+    getattr(module, name)(tmp_path / "tmp", tmp_path / "out")
+    assert (tmp_path / "out" / "model.pt").read_text() == "out"
+    assert not (tmp_path / "out" / "tmp").exists()
+
+
+@pytest.mark.usefixtures("files")
+def test_what_a_script_prepares_goes_with_the_trial(saving: Any, tmp_path: Path) -> None:
+    class PreTrainedTokenizerBase:
+        def save_pretrained(self, folder: Path, push_to_hub: bool = False) -> None:
+            assert not push_to_hub
+            folder.mkdir(exist_ok=True)
+            (folder / "tokenizer.json").write_text("{}")
+
+    module: Any = ModuleType("transformers.tokenization_utils_base")
+    module.PreTrainedTokenizerBase = PreTrainedTokenizerBase
+    apply(module, quiet.hooks())
+    (tmp_path / "old.pt").write_text("trained for weeks")
+    began_s = (tmp_path / "old.pt").stat().st_ctime
+    while _now(tmp_path) <= began_s:
+        pass
+    quiet.watch_files(_now(tmp_path))
+    os.makedirs(tmp_path / "out")
+    PreTrainedTokenizerBase().save_pretrained(tmp_path / "out", push_to_hub=True)
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    (tmp_path / "log.txt").write_text("theirs")
+    for name in ("args.pt", "part.pt", "other.pt", "again.pt"):
+        saving.save(torch.ones(3), tmp_path / name)
+    os.replace(tmp_path / "part.pt", tmp_path / "whole.pt")
+    os.replace(tmp_path / "other.pt", tmp_path / "old.pt")
+    (tmp_path / "again.pt").write_text("theirs")
+    quiet.end_preparing()
+    quiet.remove_traces()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"old.pt", "log.txt", "again.pt"}
+    assert (tmp_path / "old.pt").read_text() == "trained for weeks"
+
+
+def _now(folder: Path) -> float:
+    """The clock of files, which is coarser."""
+    (folder / "log.txt").touch()
+    return (folder / "log.txt").stat().st_ctime
+
+
+@pytest.mark.usefixtures("files")
+def test_a_file_that_the_script_writes_under_a_name_again_is_its_own(
+    saving: Any, tmp_path: Path
+) -> None:
+    tmp, state = tmp_path / "tmp", tmp_path / "state.json"
+    saving.save(torch.ones(3), tmp)
+    os.replace(tmp, tmp_path / "model.pt")
+    tmp.write_text("{}")
+    os.replace(tmp, state)
+    assert state.read_text() == "{}"
+    # A temporary file that is made first, and in which nothing is saved.
+    tmp.touch()
+    saving.save(torch.ones(3), tmp)
+    os.replace(tmp, state)
+    assert state.read_text() == "{}"
+
+
+@pytest.mark.usefixtures("files")
 def test_other_files_are_the_script_s_own(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("x")
     os.rename(tmp_path / "log.txt", tmp_path / "log.1")
@@ -115,8 +188,29 @@ def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path: Pat
     os.makedirs(tmp_path / "theirs", exist_ok=True)
     os.makedirs(tmp_path / "used")
     (tmp_path / "used" / "log.txt").write_text("x")
-    quiet.remove_empty_folders()
+    quiet.remove_traces()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs", "used"]
+
+
+@pytest.mark.parametrize(
+    ("job", "has_version", "is_moved"),
+    [({}, False, False), ({"chdir": False}, False, True), ({"chdir": None}, True, True)],
+    ids=["1.1", "1.1, not there", "1.3"],
+)
+def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
+    monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], has_version: bool, is_moved: bool
+) -> None:
+    updated: list[Any] = []
+    configs: Any = ModuleType("omegaconf")
+    configs.OmegaConf = SimpleNamespace(update=lambda *given, **_: updated.append(given))
+    version: Any = ModuleType("hydra.version")
+    version.base_at_least = lambda _: True
+    monkeypatch.setitem(sys.modules, "omegaconf", configs)
+    monkeypatch.setitem(sys.modules, "hydra", ModuleType("hydra"))
+    monkeypatch.setitem(sys.modules, "hydra.version", version if has_version else None)
+    config = SimpleNamespace(hydra=SimpleNamespace(job=SimpleNamespace(**job)))
+    quiet._run_hydra(lambda config, job_dir_key: None, config, job_dir_key="hydra.run.dir")
+    assert bool(updated) == is_moved
 
 
 def test_methods_that_save_do_nothing_and_say_so() -> None:
