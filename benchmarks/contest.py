@@ -15,9 +15,9 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome
 from autotune.cost.forecast import Forecast, Shot
 from autotune.replay.groups import Group
-from autotune.search.acquisition import Posterior
 from autotune.search.history import History
 from autotune.search.optuna_study import Axis, make_axes
+from autotune.search.steering import Posterior
 from autotune.search.stop import expects_no_gain
 
 Strategy = Callable[[Group, int, int], Sequence[int]]

@@ -48,8 +48,7 @@ from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study, Trial
 from autotune.search.base import Observer, Snapshot
 from autotune.search.runner import Runner
-from autotune.search.session import Session
-from autotune.search.study_facts import environments_of
+from autotune.search.session import Session, environments_of
 from autotune.search.trial_spec import Run
 
 PER_NODE = 8

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
-from autotune.fleet.base import Fleet
+from autotune.fleet.base import AnsweringFleet, Fleet
 from autotune.fleet.transports.local import local_fleet
-from autotune.fleet.without_devices import AnsweringFleet
 from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study

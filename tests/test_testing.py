@@ -21,11 +21,10 @@ from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import DeepSpeedFiles
 from autotune.export.launchers import Torchrun
-from autotune.fleet.base import Handle
+from autotune.fleet.base import AnsweringFleet, Handle
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import Node, Transport
 from autotune.fleet.transports.local import LocalProcess, LocalTransport, local_node
-from autotune.fleet.without_devices import AnsweringFleet
 from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
 from autotune.space.built_in import BuiltIn

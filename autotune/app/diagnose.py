@@ -32,9 +32,8 @@ from autotune.report.story import read_story
 from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.runner import Runner
-from autotune.search.session import Session
+from autotune.search.session import Session, model_of
 from autotune.search.steering import Steering
-from autotune.search.study_facts import model_of
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import describe_difference

@@ -22,8 +22,8 @@ from autotune.job.observed import OBSERVED_FILE, Observed, file_digest, text_dig
 from autotune.job.origin import code_of
 from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import Facts
+from autotune.record.found import WrittenPatch, read_patches, write_patches
 from autotune.record.guard import NOT_COMPARED, guards_of
-from autotune.record.patches import WrittenPatch, read_patches, write_patches
 from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of

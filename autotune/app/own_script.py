@@ -52,8 +52,7 @@ from autotune.job.observed import (
     refuse_unobserved,
 )
 from autotune.record.study import Study, write_spec_file
-from autotune.search.session import Session
-from autotune.search.study_facts import environments_of
+from autotune.search.session import Session, environments_of
 from autotune.search.trial_spec import MEASURE, Run
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import DESCRIPTION_FILE, EDITS_FILE

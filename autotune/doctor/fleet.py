@@ -19,7 +19,7 @@ from autotune.probe.points import Span, of_kind
 CLOCK_AHEAD_S = 2.0
 """Difference of two wall clocks from which on it is said; asking takes a part of a second."""
 LOW_DISK_BYTES = 2**30
-_MACHINE = "autotune.doctor.machine"
+_MACHINE = "autotune.doctor.findings"
 _SPANS: tuple[Span, ...] = ("node", "nodes")
 
 

@@ -1,12 +1,16 @@
 """The result of a trial, read from what it left in its folder."""
 
 import dataclasses
+import itertools
 import math
 import re
 import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.text import one_line
@@ -15,21 +19,28 @@ from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
     STDERR_FILE,
+    Collective,
+    CollectiveCalls,
+    Diagnosis,
+    GpuUse,
     NodeReport,
     Outcome,
     Phase,
+    RankDiagnosis,
     RankReport,
     Start,
+    Surroundings,
     TrialResult,
     TrialSpec,
+    Use,
     read_tail,
     read_text,
     signal_of,
 )
-from autotune.fleet.diagnosis import diagnosis_of, use_of
-from autotune.fleet.disturbance import disturbance
+from autotune.fleet.node.telemetry import combined
 from autotune.fleet.reports import read_reports
-from autotune.trial.statistics import median_interval
+from autotune.trial.scripts.lengths import is_drawn
+from autotune.trial.statistics import MIN_SAMPLES, median_interval
 
 _CAUSES_FIRST = (
     Outcome.OOM,
@@ -313,3 +324,216 @@ def _phases(reports: list[RankReport], wall_s: float) -> dict[str, float]:
     after_s = max(0.0, wall_s - reports[0].ended_at_s)
     phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases
+
+
+MAX_COLLECTIVES = 40
+"""Collectives that a trial's result keeps: those that take longest."""
+
+
+def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
+    """The diagnosis of a trial; None where no rank had a diagnostic pass."""
+    seen = {r.rank: r.diagnosis for r in reports if r.diagnosis is not None}
+    for cut_off in (r for r in reports if r.diagnosis is None and r.phase is Phase.DIAGNOSE):
+        seen[cut_off.rank] = RankDiagnosis(problem=f"rank {cut_off.rank} did not finish it")
+    if not seen:
+        return None
+    problems = sorted({report.problem for report in seen.values() if report.problem})
+    collectives = _collectives([report.calls for report in seen.values()])
+    splits = {rank: report.split for rank, report in seen.items() if report.split is not None}
+    if not splits:
+        return Diagnosis(collectives=collectives, problem="; ".join(problems))
+    # The others wait for the rank that waits least: its time is the trial's.
+    busiest = min(splits, key=lambda rank: (splits[rank].communication_s, rank))
+    split = splits[busiest]
+    others = [s.communication_s for rank, s in splits.items() if rank != busiest]
+    return Diagnosis(
+        steps=seen[busiest].steps,
+        rank=busiest,
+        split=split,
+        waiting_s=statistics.mean(others) - split.communication_s if others else 0.0,
+        collectives=collectives,
+        problem="; ".join(problems),
+    )
+
+
+def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
+    """Resources that the measured steps took; None where a rank did not say."""
+    measured_s = reports[0].measured_s if reports else None
+    cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
+    if not measured_s or len(cpu_s) < len(reports):
+        return None
+    samples = [gpu.samples for gpu in gpus]
+    return Use(
+        cpu_s=sum(cpu_s),
+        cpu_utilization=statistics.mean(cpu_s) / measured_s,
+        gpu=combined(gpus, min(samples), [gpu.energy_j for gpu in gpus]) if gpus else None,
+    )
+
+
+def _collectives(ranks: Sequence[Sequence[CollectiveCalls]]) -> list[Collective]:
+    groups: dict[tuple[str, int, int], list[list[float]]] = {}
+    for call in itertools.chain.from_iterable(ranks):
+        key = (call.name, call.message_bytes, call.group_size)
+        groups.setdefault(key, []).append(call.seconds)
+    found = [_collective(*key, times) for key, times in groups.items()]
+    found.sort(key=lambda c: (-c.transfer_s - c.waiting_s, c.name, c.message_bytes))
+    return found[:MAX_COLLECTIVES]
+
+
+def _collective(
+    name: str, message_bytes: int, group_size: int, times: Sequence[Sequence[float]]
+) -> Collective:
+    """One collective from the times of its calls, rank by rank.
+
+    The last rank to arrive waits for nobody, so the shortest time of a call is that of the
+    transfer. A receive has no other rank to compare it with: all of it counts as waiting. Ranks
+    that made different numbers of calls, such as the stages of a pipeline, are not comparable call
+    by call: the ranks that made the most are looked at.
+    """
+    n_calls = max(len(of_rank) for of_rank in times)
+    alike = [of_rank for of_rank in times if len(of_rank) == n_calls]
+    transfers = [min(call) for call in zip(*alike, strict=True)]
+    transfer_s = 0.0 if name in _RECEIVES else sum(transfers)
+    waiting_s = statistics.mean(sum(of_rank) for of_rank in alike) - transfer_s
+    algbw, busbw = _bandwidths(name, message_bytes, group_size, transfer_s / n_calls)
+    return Collective(
+        name=name,
+        message_bytes=message_bytes,
+        group_size=group_size,
+        calls=n_calls,
+        transfer_s=transfer_s,
+        waiting_s=waiting_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=busbw,
+    )
+
+
+_RECEIVES = ("recv", "irecv")
+_GATHERS = ("all_gather", "all_gather_into_tensor")
+_ONCE = (*_GATHERS, "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single")
+_BUS: Mapping[str, int] = {
+    **dict.fromkeys(("all_reduce", "inference_all_reduce", "all_reduce_coalesced"), 2),
+    **dict.fromkeys(_ONCE, 1),
+}
+"""How often a link carries the (n - 1)/n of the result that is not its rank's own; the result of
+other collectives passes a link once, whole."""
+
+
+def _bandwidths(
+    name: str, message_bytes: int, group_size: int, call_s: float
+) -> tuple[float | None, float | None]:
+    """Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md).
+
+    The message is what a rank hands in. The result of a gather is as large as all of those.
+    """
+    total_bytes = message_bytes * (group_size if name in _GATHERS else 1)
+    if not total_bytes or call_s <= 0:
+        return None, None
+    algbw = total_bytes / call_s
+    share = _BUS[name] * (group_size - 1) / group_size if name in _BUS else 1
+    return algbw, algbw * share
+
+
+LOAD_SHARE = 0.1
+"""Share of a rank's cores that other processes may use: more slows its steps by as much,
+which is more than intervals allow for. The search's own process stays below half of it."""
+MIN_WATCHED_S = 0.5
+"""Shortest watched time that is judged: processors count in ticks of 10 ms."""
+SPEEDS_APART = 0.1
+"""Share by which the slower one is slower, at the least: less is lost in the interval."""
+_ASHMAN_D = 4.0
+"""A normal distribution cut in half has 2.3, a uniform one 3.5: two speeds have more."""
+_STAYS_Z = -2.33
+"""Standard deviations below the expected number of runs: 1% by chance."""
+
+
+def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
+    """Causes that disturbed a measured trial, in words; empty: nothing that was noticed."""
+    words = [_load(reports), _held_up(reports)]
+    # Drawn lengths make steps of many durations by themselves.
+    modes = None if is_drawn(spec.workload.lengths) else two_speeds(reports[0].step_times_s)
+    if modes is not None:
+        fast_s, slow_s, share = modes
+        words.append(
+            f"steps ran at two speeds: {fast_s * 1e3:.3g} ms, and for {share:.0%} of them "
+            f"{slow_s * 1e3:.3g} ms"
+        )
+    return "; ".join(word for word in words if word)
+
+
+def _load(reports: Sequence[RankReport]) -> str:
+    """Other processes on the cores of a rank; ranks that share their cores are counted as one."""
+    groups: dict[tuple[int, ...], list[tuple[Surroundings, float]]] = {}
+    for report in reports:
+        seen, cpu_s = report.surroundings, report.cpu_s
+        if seen is not None and cpu_s is not None:
+            groups.setdefault(tuple(seen.cores), []).append((seen, cpu_s + seen.children_s))
+    worst, where = 0.0, ""
+    for cores, ranks in groups.items():
+        elapsed_s = min(seen.elapsed_s for seen, _ in ranks)
+        others_s = min(seen.busy_s for seen, _ in ranks) - sum(cpu_s for _, cpu_s in ranks)
+        if elapsed_s >= MIN_WATCHED_S and others_s / (elapsed_s * len(cores)) > worst:
+            worst, where = others_s / (elapsed_s * len(cores)), ", ".join(map(str, cores))
+    return f"other processes took {worst:.0%} of core {where}" if worst > LOAD_SHARE else ""
+
+
+def _held_up(reports: Sequence[RankReport]) -> str:
+    """Time in which a rank's cores did not run because a hypervisor or a quota held them up."""
+    worst: dict[str, float] = {}
+    for report in reports:
+        seen = report.surroundings
+        if seen is None or seen.elapsed_s < MIN_WATCHED_S:
+            continue
+        shares = {
+            "was stolen by other virtual machines": seen.stolen_s / len(seen.cores),
+            "was withheld by a CPU quota": seen.throttled_s,
+        }
+        for what, held_up_s in shares.items():
+            share = held_up_s / seen.elapsed_s
+            if share > max(LOAD_SHARE, worst.get(what, 0.0)):
+                worst[what] = share
+    return "; ".join(f"{min(1.0, share):.0%} of the time {what}" for what, share in worst.items())
+
+
+def two_speeds(samples: Sequence[float]) -> tuple[float, float, float] | None:
+    """The two speeds of a series that ran now at one and now at the other; None: it did not.
+
+    The split is Otsu's (A Threshold Selection Method from Gray-Level Histograms, 1979), of the
+    logarithms. It counts where each side has `MIN_SAMPLES`, the medians are `SPEEDS_APART` apart,
+    the sides are clearly two (Ashman's D, in Ashman, Bird and Zepf, Detecting Bimodality in
+    Astronomical Datasets, 1994), and the series stays with a side for longer than chance would
+    (Wald and Wolfowitz, On a Test Whether Two Samples are from the Same Population, 1940): what
+    alternates by design, like an optimizer that acts every fourth step, is no interference.
+
+    Args:
+        samples: In the order in which they were measured; above 0.
+
+    Returns:
+        Medians of the faster and the slower ones, in their unit, and the share of the slower.
+    """
+    if len(samples) < 2 * MIN_SAMPLES:
+        return None
+    logs = np.log(samples)
+    is_slow = logs > _split(np.sort(logs))
+    slow, fast = logs[is_slow], logs[~is_slow]
+    if min(len(slow), len(fast)) < MIN_SAMPLES:
+        return None
+    apart = np.median(slow) - np.median(fast)
+    spread = math.hypot(slow.std(), fast.std())
+    if apart < math.log(1 + SPEEDS_APART) or math.sqrt(2) * apart <= _ASHMAN_D * spread:
+        return None
+    # Fewer runs than chance would make.
+    runs = 1 + np.count_nonzero(is_slow[1:] != is_slow[:-1])
+    more = 2 * len(slow) * len(fast) / len(logs)  # than one, as chance would have it
+    if runs - 1 - more >= _STAYS_Z * math.sqrt(more * (more - 1) / (len(logs) - 1)):
+        return None
+    return math.exp(np.median(fast)), math.exp(np.median(slow)), len(slow) / len(logs)
+
+
+def _split(ordered: npt.NDArray[np.float64]) -> float:
+    """The value after which two classes explain most of the variance (Otsu)."""
+    n, sums = len(ordered), ordered.cumsum()
+    k, below = np.arange(1, n), sums[:-1]
+    between = k * (n - k) * (below / k - (sums[-1] - below) / (n - k)) ** 2
+    between[ordered[1:] == ordered[:-1]] = -1.0
+    return float(ordered[between.argmax()])

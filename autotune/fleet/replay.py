@@ -1,8 +1,9 @@
 """Answers a search from a table of runs that were measured elsewhere."""
 
 import dataclasses
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,64 @@ from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
+from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment, versions_here
-from autotune.engines.base import Engine
-from autotune.engines.replayed import ReplayedEngine
-from autotune.fleet.base import Place
+from autotune.engines.base import Engine, bind_engine
+from autotune.fleet.base import Answer, AnsweringFleet, Place
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.without_devices import Answer, AnsweringFleet
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import Lattice
 from autotune.replay.groups import Configuration
 from autotune.replay.problem import ReplayProblem, forecast_of, read_problem
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
+
+
+class ReplayedEngine(Engine):
+    """A table's runs, of whatever framework, in the knobs of the engine that the job names."""
+
+    name = "replay"
+
+    def __init__(self, job: Job, environment: Environment, problem: ReplayProblem) -> None:
+        super().__init__(job, environment)
+        self._problem = problem
+        self._engine = bind_engine(job, environment)
+
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        """A configuration that the table has no run of is illegal."""
+        if candidate in self._problem.configurations:
+            return []
+        return [
+            Violation(
+                rule="replay.in_table",
+                message="the table has no run of this configuration",
+                fix="choose one of its rows",
+            )
+        ]
+
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """The candidates in columns, by the engine whose knobs the table is read in."""
+        return self._engine.plans(candidates, needs_shape=needs_shape)
+
+    def layouts(self, *, saves_memory: bool = False) -> tuple[Candidate, ...]:
+        """The table's configurations, in its order."""
+        return tuple(self._problem.configurations)
+
+    def describe(self, candidate: Candidate) -> str:
+        """The settings that a user has to make, in words."""
+        return self._engine.describe(candidate)
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The rows of the table, so that trials of an edited table are answered anew."""
+        found = self._problem.configurations.get(candidate)
+        rows = [] if found is None else [dict(row.cells) for row in found.rows]
+        return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
+
+    def ladder(self) -> Iterable[Sequence[Candidate]]:
+        """The ladder of the engine whose knobs the table is read in."""
+        return self._engine.ladder()
+
 
 _GIVEN_BY_TABLE = (
     *("model", "seq_len", "global_batch", "world", "precision", "lora_rank", "lengths", "space"),

@@ -24,9 +24,8 @@ from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import detect_environment, versions_here
 from autotune.engines.base import Engine
-from autotune.fleet.base import Place
+from autotune.fleet.base import Answer, AnsweringFleet, Place
 from autotune.fleet.options import FleetOptions
-from autotune.fleet.without_devices import Answer, AnsweringFleet
 from autotune.job.job import Job, accelerators_of, read_job_file
 from autotune.planning.lattice import Lattice
 from autotune.planning.outlook import FleetWishes, described

@@ -14,8 +14,8 @@ from autotune.record.guard import NOT_COMPARED, GuardVerdict, guards_of
 from autotune.record.study import Study, results
 from autotune.search import confirm
 from autotune.search.base import StopReason
-from autotune.search.front import RULE, front_of
 from autotune.search.history import History
+from autotune.search.objective import RULE, front_of
 from autotune.search.reduced import too_large
 from autotune.search.session import Session, history_of
 from autotune.space.candidate import Candidate

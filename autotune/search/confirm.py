@@ -15,9 +15,8 @@ from itertools import chain
 from autotune.contract import Role, Start
 from autotune.record.answer import Speedup, Standing
 from autotune.record.study import Trial
-from autotune.search.front import peak_of
 from autotune.search.history import CandidateTrials, History
-from autotune.search.objective import Objective
+from autotune.search.objective import Objective, peak_of
 from autotune.search.race import BLOCK, COLD, MIN_ROUNDS, N_CONFIRM, WARM, Race, Rules
 from autotune.search.rounds import OpenRound, Round, Runs, Seconds, in_turn, seconds_of
 from autotune.search.session import Session

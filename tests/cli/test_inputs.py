@@ -9,9 +9,8 @@ import pytest
 import autotune as api
 from autotune.app.session import read_job
 from autotune.base.errors import ExitCode, JobError
-from autotune.job.hub import without_address
 from autotune.job.job import JobText
-from autotune.job.model import load_model
+from autotune.job.model import load_model, without_address
 from autotune.testing import ENVIRONMENT
 from tests.cases import Cases
 from tests.command_line import autotune

@@ -19,7 +19,7 @@ from autotune.devices.hardware import cuda_names, visible_gpus
 from autotune.fleet.node.places import gpu_places
 from autotune.fleet.node.ranks import lacking_bytes, used_bytes
 from autotune.fleet.node.telemetry import Telemetry
-from autotune.trial.nvml import DeviceMemory
+from autotune.trial.memory import DeviceMemory
 from tests.nvml import H100_MIB, StubDriver, StubGpu, gpus, torch_of_cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]

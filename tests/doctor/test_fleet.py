@@ -11,8 +11,8 @@ from rich.console import Console
 from autotune.base.errors import FleetError
 from autotune.doctor import Level
 from autotune.doctor.diagnosis import Machine
+from autotune.doctor.findings import inspect_machine
 from autotune.doctor.fleet import FleetExamination, diagnose_fleet
-from autotune.doctor.machine import inspect_machine
 from autotune.fleet.node.answers import read_answer
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.node.places import DevicePlace

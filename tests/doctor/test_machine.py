@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from autotune.devices import in_use
-from autotune.doctor import machine
-from autotune.doctor.machine import inspect_machine, uncompiled_folder
+from autotune.doctor import findings
+from autotune.doctor.findings import inspect_machine, uncompiled_folder
 from autotune.engines.deepspeed.extensions import extensions_folder
 from autotune.trial.prebuilt import BUILT_FILE
 
@@ -33,7 +33,7 @@ def test_what_is_there_is_found(extensions: Path) -> None:
     assert [device.index for device in found.devices] == sorted(psutil.Process().cpu_affinity())
     assert all(device.busy is None or 0 <= device.busy <= 1 for device in found.devices)
     assert found.extensions_folder == str(extensions)
-    assert "torch" not in machine.__dict__
+    assert "torch" not in findings.__dict__
 
 
 def test_built_extensions_and_stale_locks_are_told_apart(

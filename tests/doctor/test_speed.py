@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.doctor import speed
-from autotune.doctor.speed import measure_speed
+from autotune.doctor import findings
+from autotune.doctor.findings import measure_speed
 from autotune.fleet.node.processes import processes_of
 from autotune.probe.points import Point
 
@@ -69,9 +69,9 @@ def test_bandwidth_is_that_of_the_slowest_rank() -> None:
         ranks=(0, 1, 2, 3),
         size_bytes=1000,
     )
-    assert speed._busbw(reduced) == 2 * 3 / 4 * 1000 / 2.0
+    assert findings._busbw(reduced) == 2 * 3 / 4 * 1000 / 2.0
 
 
 def test_many_cores_are_sampled_evenly() -> None:
-    assert speed._spread(range(64), 4) == (0, 16, 32, 48)
-    assert speed._spread([5, 9], 4) == (5, 9)
+    assert findings._spread(range(64), 4) == (0, 16, 32, 48)
+    assert findings._spread([5, 9], 4) == (5, 9)

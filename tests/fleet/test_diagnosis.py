@@ -17,7 +17,7 @@ from autotune.contract import (
     TrialResult,
     to_dict,
 )
-from autotune.fleet.diagnosis import diagnosis_of, use_of
+from autotune.fleet.collect import diagnosis_of, use_of
 from tests.cases import Cases
 
 cases = Cases(__file__)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from autotune.contract import RankReport, Surroundings
-from autotune.fleet.disturbance import (
+from autotune.fleet.collect import (
     MIN_WATCHED_S,
     SPEEDS_APART,
     disturbance,

@@ -22,7 +22,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.engines.base import Engine
-from autotune.fleet import builds, gang_fleet
+from autotune.fleet import gang_fleet
 from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
@@ -472,7 +472,7 @@ def test_an_interrupt_ends_what_is_built(listens: bool, monkeypatch: pytest.Monk
         rack.agent().code = 130
 
     monkeypatch.setattr(gang_fleet.time, "sleep", interrupted)
-    monkeypatch.setattr(builds, "_END_WAIT_S", 10.0 if listens else 0.0)
+    monkeypatch.setattr(gang_fleet, "_BUILD_END_WAIT_S", 10.0 if listens else 0.0)
     with pytest.raises(KeyboardInterrupt):
         GangFleet(rack, world=2).prepare(("builder",), lambda _: None)
     assert rack.agent().commands == [{"command": "end"}]

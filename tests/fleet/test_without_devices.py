@@ -8,9 +8,9 @@ import pytest
 
 from autotune.base.errors import FleetError
 from autotune.contract import Fidelity, Origin, Outcome, TrialResult, TrialSpec, to_dict
+from autotune.fleet.base import AnsweringFleet
 from autotune.fleet.replay import replayed
 from autotune.fleet.simulate import Luck, simulated
-from autotune.fleet.without_devices import AnsweringFleet
 from autotune.replay.groups import Configuration
 from autotune.replay.rows import MeasuredRow
 from tests.replay.tables import row

@@ -10,7 +10,7 @@ from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
-from autotune.report.explain.advice import Advice, advise
+from autotune.report.explain.trial import Advice, advise
 from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
 from autotune.space.candidate import Candidate, candidate_of

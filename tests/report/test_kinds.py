@@ -13,7 +13,7 @@ from autotune.base.telling import tell
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.report.compare.kinds import (
+from autotune.report.compare.comparison import (
     KindFigures,
     best_kinds,
     leads_of,

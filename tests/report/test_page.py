@@ -30,7 +30,7 @@ from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
 from autotune.report.page.page import render_page
-from autotune.report.page.trials import trials
+from autotune.report.page.tables import trials
 from autotune.report.story import read_story
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.verdict import verdict_of
@@ -271,14 +271,14 @@ def test_a_long_study_s_page_stays_small(wide: Study, monkeypatch: pytest.Monkey
     assert len(page) <= 400_000
     assert "the table of the study has all" not in page
     n_trials, n_marks = len(wide.trials()), page.count('class="mark ')
-    monkeypatch.setattr("autotune.report.page.trials.MOST_ROWS", 4)
+    monkeypatch.setattr("autotune.report.page.tables.MOST_ROWS", 4)
     monkeypatch.setattr("autotune.report.page.shapes.MOST_MARKS", 6)
     page = rendered(wide)
     assert f"4 of {n_trials} trials; the table of the study has all" in page
     assert len(details_in(page)) == 4
     assert page.count('class="mark ') < n_marks
     monkeypatch.undo()
-    monkeypatch.setattr("autotune.report.page.trials._MOST_DETAILS", 5_000)
+    monkeypatch.setattr("autotune.report.page.tables._MOST_DETAILS", 5_000)
     opened = details_in(rendered(wide))
     assert 0 < sum(bool(one["config"]) for one in opened.values()) < len(opened)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.page.trials import trials
+from autotune.report.page.tables import trials
 from autotune.report.story import make_rows, read_story
 from autotune.search.confirm import recorded_comparisons, verdict_of
 from autotune.search.history import History

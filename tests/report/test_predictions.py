@@ -6,7 +6,7 @@ import pytest
 
 from autotune.contract import ContractError, Outcome, Predicted, TrialSpec, to_dict
 from autotune.record.study import Trial
-from autotune.report.explain.predictions import forecast_errors
+from autotune.report.verdict import forecast_errors
 from tests import trials as samples
 from tests.report.told import macro
 from tests.search.scripted import GIB, fault, ok

@@ -21,7 +21,7 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.page.trials import trials as trials_of
+from autotune.report.page.tables import trials as trials_of
 from autotune.report.story import Story, read_story
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report

@@ -11,7 +11,7 @@ from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, Tria
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.engine import ladder
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.fleet.base import Fleet, Handle, Place, Progress
 from autotune.job.job import Budget, Job, make_job

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.cost.forecast import Forecast, SeenErrors, Shot
 from autotune.cost.residual import Features, Seen
-from autotune.search.acquisition import LAST_RISK, Posterior
+from autotune.search.steering import LAST_RISK, Posterior
 
 N = 12
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.record.answer import SearchAnswer, Standing
 from autotune.record.study import Study
-from autotune.search.front import RULE, front_of, knee, nearest_on_front
 from autotune.search.history import History
-from autotune.search.objective import Objective
+from autotune.search.objective import RULE, Objective, front_of, knee, nearest_on_front
 from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,

@@ -20,9 +20,8 @@ from autotune.contract import (
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
 from autotune.search.interrupt import Interrupt
-from autotune.search.loop import overridden
+from autotune.search.loop import ProposalStage, overridden
 from autotune.search.runner import MAX_FAULTS_IN_A_ROW
-from autotune.search.stages import ProposalStage
 from tests.search.scripted import (
     GIB,
     Behaviour,

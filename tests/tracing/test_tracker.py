@@ -5,8 +5,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from autotune.tracing.moments import Kind, Part, StepPhase
-from autotune.tracing.step import trace_step
-from autotune.tracing.tracker import Tracker
+from autotune.tracing.step import Tracker, trace_step
 from autotune.trial.scripts.train import from_config
 
 REPEATED = {

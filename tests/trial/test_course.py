@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from autotune.contract import Measure
-from autotune.trial.course import Course
 from autotune.trial.statistics import relative_half_width
+from autotune.trial.stopwatch import Course
 
 MEASURE = Measure(
     warmup_steps=2, min_steps=6, max_steps=1000, target_half_width=0.03, budget_s=100.0

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.engines.deepspeed.knobs.stages import stages
+from autotune.engines.deepspeed.knobs.situation import stages
 from autotune.job.model import load_model
 from autotune.job.published import preset_table
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of

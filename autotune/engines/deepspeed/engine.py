@@ -22,8 +22,8 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, Exported, RankSettings
-from autotune.engines.communication.base import Communication
-from autotune.engines.communication.variables import environment_of as communication_variables
+from autotune.engines.communication.knobs import environment_of as communication_variables
+from autotune.engines.communication.rules import Communication
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
     SECTIONS,
@@ -40,7 +40,6 @@ from autotune.engines.deepspeed.knobs.situation import (
     optimizer_implementation,
     recompute_interval,
 )
-from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.mixtures import (
     AUTOEP_PRESETS,
     SPLIT_BESIDE_AUTOEP,
@@ -243,7 +242,7 @@ class DeepSpeedEngine(Engine):
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        """Stage by stage, without offload; see `autotune.engines.deepspeed.ladder`."""
+        """Stage by stage, without offload; see `autotune.engines.deepspeed.engine`."""
         return ladder(self._job, self.context)
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -572,3 +571,31 @@ def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
             )
         if isinstance(value, dict):
             _refuse_auto(value, f"{prefix}{key}.")
+
+
+STAGES = (0, 1, 2, 3)
+
+
+def ladder(job: Job, context: Context) -> Iterator[list[Candidate]]:
+    """Stage by stage, the power-of-two micro-batches; none where none divides the global batch."""
+    share, rest = divmod(job.global_batch, job.world)
+    sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
+    for recompute in ("none", "full") if job.model.supports_recompute else ("none",):
+        for stage in STAGES:
+            if sizes:
+                yield [_rung(job, context, stage, size, recompute) for size in sizes]
+
+
+def _rung(job: Job, context: Context, stage: int, micro_batch: int, recompute: str) -> Candidate:
+    """A candidate of the ladder: knobs that it does not choose are at the engine's defaults."""
+    chosen: dict[str, KnobValue] = {
+        "zero.stage": stage,
+        "tp": 1,
+        "sp": 1,
+        "ep": 1,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "offload.optimizer": "none",
+        "offload.param": "none",
+    }
+    return Candidate.of(canonical(chosen, context), world=job.world, global_batch=job.global_batch)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.contract import KnobValue
-from autotune.engines.communication.variables import expected_of
+from autotune.engines.communication.knobs import expected_of
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.readers import ZENFLOW
 from autotune.engines.deepspeed.knobs.situation import recompute_interval

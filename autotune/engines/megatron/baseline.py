@@ -1,4 +1,13 @@
-"""A user's own launch of Megatron-LM as the baseline: its layout in knobs, and what has none."""
+"""A user's own launch of Megatron-LM as the baseline: its layout in knobs, and what has none.
+
+The ladder that a search climbs for its baseline: what NVIDIA publishes as a rule of thumb.
+
+Data parallelism with the distributed optimizer as far as memory allows, then experts spread over
+the domain that is joined without the network, then tensor parallelism inside of it, then
+pipelines; recomputation only where nothing runs without it.
+
+Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing a parallelism.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,11 +20,13 @@ from autotune.cost.plans import Recompute
 from autotune.engines.megatron.argument_rules import in_words
 from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.engines.megatron.choices import OFFLOADED
-from autotune.engines.megatron.knobs import MORE_KNOBS, SHARE, knobs_of
+from autotune.engines.megatron.knobs import LATTICE_KNOBS, MORE_KNOBS, SHARE, knobs_of
 from autotune.engines.megatron.launch_rules import flags_of, judge_launch, rows_of
 from autotune.engines.megatron.launched import MegatronLaunch, read_launches
+from autotune.engines.megatron.layout_task import LayoutTask
 from autotune.engines.megatron.model_arguments import Arguments
 from autotune.job.job import Job
+from autotune.space.candidate import Candidate
 from autotune.space.rule import UnknownFactError
 
 Notes = Mapping[str, tuple[Any, Any]]
@@ -152,3 +163,45 @@ def _check_same_training(launch: MegatronLaunch, job: Job) -> None:
         raise JobError.of(
             "engines.megatron.other_precision", launch=launch, precision=precision, job=job
         )
+
+
+def ladder(task: LayoutTask) -> Iterator[list[Candidate]]:
+    """Candidates, legal or not: a rung for each way to split the model, by its micro-batches."""
+    for recompute in ("none", "full"):
+        for split in _splits(task):
+            replicas = task.world // (split["tp"] * split["pp"])
+            share, rest = divmod(task.global_batch, replicas)
+            sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
+            yield [
+                _rung(task, split, recompute=recompute, micro_batch=size, dp=replicas)
+                for size in sizes
+            ]
+
+
+def _splits(task: LayoutTask) -> list[dict[str, int]]:
+    """Degrees `tp`, `pp` and `ep`, those that split least first."""
+    powers = [2**k for k in range(task.world.bit_length()) if task.world % 2**k == 0]
+    within = [degree for degree in powers if degree <= task.domain]
+    spread = [ep for ep in within if max(1, task.n_experts) % ep == 0]
+    tp, ep = within[-1], spread[-1]
+    return [
+        *({"tp": 1, "pp": 1, "ep": degree} for degree in spread),
+        *({"tp": degree, "pp": 1, "ep": ep} for degree in within[1:]),
+        *({"tp": tp, "pp": pp, "ep": ep} for pp in powers[1:] if task.world % (tp * pp) == 0),
+    ]
+
+
+def _rung(
+    task: LayoutTask, split: dict[str, int], *, recompute: str, micro_batch: int, dp: int
+) -> Candidate:
+    has_tp = split["tp"] > 1
+    chosen = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | {
+        **split,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "sequence_parallel": has_tp and not task.has_torch_norms,
+        "distributed_optimizer": dp > 1,
+    }
+    if has_tp and split["ep"] > 1:
+        chosen["etp"] = 1  # experts are spread, not split
+    return Candidate.of(chosen, world=task.world, global_batch=task.global_batch)

@@ -40,7 +40,7 @@ from autotune.engines.megatron.arguments import (
     kernel_arguments,
     layout_arguments,
 )
-from autotune.engines.megatron.baseline import Notes, changes_in_words, read_baseline
+from autotune.engines.megatron.baseline import Notes, changes_in_words, ladder, read_baseline
 from autotune.engines.megatron.choices import (
     BALANCED,
     DISPATCHERS,
@@ -66,7 +66,6 @@ from autotune.engines.megatron.knobs import (
     rows_of,
     value_of,
 )
-from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layout_rule import holds
 from autotune.engines.megatron.layout_task import (
     SHARES_KV_HEADS,
@@ -354,7 +353,7 @@ class MegatronEngine(Engine):
         return [*words_of(arguments), *workload_of(self._job, candidate).arguments]
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        """Split as little as memory allows; see `autotune.engines.megatron.ladder`."""
+        """Split as little as memory allows; see `autotune.engines.megatron.baseline`."""
         for rung in ladder(self._task):
             yield [candidate for candidate in rung if not self.judge(candidate)]
 

@@ -4,19 +4,25 @@ A transport of this kind says which hosts there are and how a command is started
 input and output here. Nothing has to be installed on a node but Python and what trains there.
 """
 
+import gzip
+import hashlib
+import io
 import json
 import os
 import sys
+import tarfile
 import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib.metadata import PackageNotFoundError, distribution
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+import autotune
 import autotune.fleet.node.bootstrap
 from autotune.base.errors import FleetError, JobError
 from autotune.base.guarded_process import keeper_options
@@ -26,7 +32,6 @@ from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
 from autotune.fleet.node.answers import Answer, FileText, read_answer
-from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.environment import forwarded_environment
 from autotune.fleet.node.inventory import REPORTED, Inventory
 from autotune.fleet.options import FleetOptions
@@ -372,3 +377,42 @@ def common_environment(transport: RemoteTransport) -> Environment:
         megatron_core=releases.pop() if len(releases) == 1 else "",
         **everywhere,
     )
+
+
+_SUFFIXES = (".py", ".yaml", ".json", ".typed")
+"""Kinds of files of the package that a node may read."""
+
+
+@cache
+def bundle() -> tuple[str, bytes]:
+    """Digest of the bundle, and a compressed tar file of it.
+
+    It holds the package, and the entry points by which its plug-ins are found. The same sources
+    make the same bytes.
+    """
+    root = Path(autotune.__file__).parent
+    files = {
+        str(Path("autotune", path.relative_to(root))): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.suffix in _SUFFIXES and path.is_file()
+    }
+    info = f"autotune-{autotune.__version__}.dist-info"
+    files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: autotune\nVersion: {autotune.__version__}\n".encode()
+    )
+    files[f"{info}/entry_points.txt"] = _entry_points().encode()
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    data = gzip.compress(plain.getvalue(), compresslevel=6, mtime=0)
+    return hashlib.sha256(data).hexdigest()[:24], data
+
+
+def _entry_points() -> str:
+    try:
+        return distribution("autotune").read_text("entry_points.txt") or ""
+    except PackageNotFoundError:
+        return ""

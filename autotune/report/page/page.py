@@ -12,7 +12,7 @@ from autotune.record.worth import read_ladder
 from autotune.report.compare.comparison import StudyComparison
 from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts, tables
-from autotune.report.page.trials import details, trials
+from autotune.report.page.tables import details, trials
 from autotune.report.parts import facts_in, tables_in, tell_parts
 from autotune.report.results.effects import changes_of
 from autotune.report.story import Story

@@ -16,7 +16,7 @@ from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing
 from autotune.report.shown import as_html
-from autotune.report.words import chosen_word, outcome_counts, why_lower
+from autotune.report.story import chosen_word, outcome_counts, why_lower
 from autotune.search.base import Observer, Snapshot, Stage
 from autotune.search.runner import Running
 from autotune.space.knob import Context

@@ -5,10 +5,8 @@ import dataclasses
 import pytest
 
 from autotune.devices.hardware import Environment
-from autotune.engines.communication.base import Communication
-from autotune.engines.communication.knobs import KNOBS
-from autotune.engines.communication.rules import RULES
-from autotune.engines.communication.variables import environment_of, expected_of
+from autotune.engines.communication.knobs import KNOBS, environment_of, expected_of
+from autotune.engines.communication.rules import RULES, Communication
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.fleet.node.environment import allowed_environment
 from autotune.job.model import load_model

@@ -20,7 +20,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.contract import Role, to_dict
 from autotune.devices.hardware import cpu_precisions
-from autotune.doctor.machine import has_libaio
+from autotune.doctor.findings import has_libaio
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge

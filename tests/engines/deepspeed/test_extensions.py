@@ -14,7 +14,7 @@ from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
 from autotune.base.guarded_process import GuardedProcess
-from autotune.doctor.machine import has_libaio
+from autotune.doctor.findings import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
 from tests.cases import Cases

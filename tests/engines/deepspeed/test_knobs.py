@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.knobs.stages import stages
+from autotune.engines.deepspeed.knobs.situation import stages
 from autotune.job.model import load_model
 from autotune.space.candidate import format_value
 from autotune.space.knob import Context

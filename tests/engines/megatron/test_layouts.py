@@ -20,9 +20,9 @@ from autotune.cost import Recompute, predict
 from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.engines.megatron import knobs
+from autotune.engines.megatron.baseline import ladder
 from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
 from autotune.engines.megatron.knobs import KNOBS, LATTICE_KNOBS, columns_of
-from autotune.engines.megatron.ladder import ladder
 from autotune.engines.megatron.layout_task import LayoutRows, LayoutTask
 from autotune.engines.megatron.layouts import Layouts, lay_out
 from autotune.engines.megatron.rules import RULES

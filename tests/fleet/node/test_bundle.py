@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 import autotune
-from autotune.fleet.node.bundle import bundle
+from autotune.fleet.transports.remote import bundle
 
 
 def test_the_same_sources_make_the_same_bytes() -> None:

@@ -16,7 +16,6 @@ import pytest
 from autotune.base import keeper
 from autotune.base.errors import FleetError
 from autotune.fleet.node.answers import MARK as ANSWER_MARK
-from autotune.fleet.node.bundle import bundle
 from autotune.fleet.node.inventory import Inventory
 from autotune.fleet.node.places import DevicePlace
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -28,6 +27,7 @@ from autotune.fleet.transports.remote import (
     RemoteTransport,
     boot_command,
     boot_request,
+    bundle,
     common_environment,
 )
 from tests.cases import Cases

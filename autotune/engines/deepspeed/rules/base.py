@@ -8,7 +8,7 @@ from typing import Any
 from autotune.base.names import near_names
 from autotune.base.nested import Unknown, as_written, merge, nested
 from autotune.devices.hardware import Environment
-from autotune.engines.communication.base import Communication
+from autotune.engines.communication.rules import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
 from autotune.engines.releases import is_at_least

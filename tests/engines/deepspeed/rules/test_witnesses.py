@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.base.nested import merge
-from autotune.doctor.machine import has_libaio
+from autotune.doctor.findings import has_libaio
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.witnesses import Case, Witness
 from autotune.engines.releases import release_of
