@@ -275,7 +275,6 @@ def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Sou
 
 
 def _judged(source: Source, flags: CheckFlags) -> CheckReport:
-    """The report of one configuration."""
     where = flags.accelerator or source.accelerator or "cuda"
     environment = _environment(where, flags.deepspeed_version)
     return check(source, environment, list(map(parse_chosen, flags.choose)), flags.ignore)

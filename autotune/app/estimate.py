@@ -63,7 +63,6 @@ class Estimate:
     """Why rows are not predicted -> how many, most first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `--json` prints."""
         return {**dataclasses.asdict(self), "out": str(self.out)}
 
 

@@ -75,7 +75,6 @@ def open_outlook(
 
 
 def _search_command(job_file: JobText | None, flags: Mapping[str, Any]) -> str:
-    """The search of the same job, in the flags that were given."""
     shared = keys_of("search")
     taken = {name: value for name, value in flags.items() if name in shared}
     given = {**({} if job_file is None else {"job": job_file.path}), **taken}

@@ -236,7 +236,6 @@ def _show_several(found: "Sequence[Found]", *, as_json: bool) -> None:
 
 
 def _asks(yes: bool) -> bool:
-    """Whether the user is asked before a search runs; a script has decided."""
     return not yes and is_answered()
 
 

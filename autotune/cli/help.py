@@ -46,7 +46,6 @@ class _Helpful:
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the example as it would be typed."""
         if self.epilog:  # type: ignore[attr-defined]
             with formatter.section("Example"):
                 for line in self.epilog.splitlines():  # type: ignore[attr-defined]

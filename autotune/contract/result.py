@@ -372,7 +372,6 @@ class TrialResult(Stored):
 
     @classmethod
     def of(cls, identity: Identity, outcome: Outcome, **fields: Any) -> "TrialResult":
-        """The result of the trial with this identity."""
         return cls(
             number=identity.number,
             role=identity.role,

@@ -83,13 +83,11 @@ class AdviceRule:
     reason: str
 
     def holds(self, case: AdviceCase) -> bool:
-        """Whether the change is to be advised."""
         return all(
             any(_is_so(*test, case) for test in tests_of(term)) for term in self.when.split()
         )
 
     def value(self, case: AdviceCase) -> KnobValue:
-        """The value to try."""
         if self.to is not None:
             return self.to
         now = case.fact(self.knob)

@@ -131,11 +131,9 @@ class Patched:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to write."""
         return self.before != self.after
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "file": str(self.path),
             "diff": self.diff,

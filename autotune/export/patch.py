@@ -153,7 +153,6 @@ def _data(path: Path, text: str) -> dict[str, Any]:
 
 
 def _edited(path: Path, text: str, changes: Sequence[FileChange]) -> str:
-    """The text after changes of it."""
     if not changes:
         return text
     found = parsed(text, path)
@@ -277,7 +276,6 @@ class _DataFile:
         self.left: list[Left] = []
 
     def collect(self) -> None:
-        """Collect all that the file and others have to say."""
         path, data = self._path, _data(self._path, self._text)
         source: Source | None = None
         try:

@@ -272,7 +272,6 @@ class AnsweringFleet(Fleet):
         """See `Fleet.reap`: nothing runs."""
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
-        """Nothing has to be."""
         note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":

@@ -59,7 +59,6 @@ class ReplayedEngine(Engine):
         return tuple(self._problem.configurations)
 
     def describe(self, candidate: Candidate) -> str:
-        """The settings that a user has to make, in words."""
         return self._engine.describe(candidate)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
@@ -69,7 +68,6 @@ class ReplayedEngine(Engine):
         return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
 
     def ladder(self) -> Iterable[Sequence[Candidate]]:
-        """The ladder of the engine whose knobs the table is read in."""
         return self._engine.ladder()
 
 

@@ -68,7 +68,6 @@ class FidelityFile(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
-        """Read the text of the flag."""
         if not isinstance(value, str):
             return value
         pairs = [part.partition("=") for part in value.split(",")]

@@ -37,7 +37,6 @@ class Lengths:
     """A micro-batch is padded to its longest sample, rounded up to a multiple of this."""
 
     def as_spec(self) -> dict[str, Any]:
-        """`TrialSpec.lengths`."""
         if self.kind != "histogram":
             return {} if self.kind == "fixed" else {"kind": "packed"}
         return {

@@ -284,7 +284,6 @@ def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
 
 
 def _shape(answer: dict[str, Any]) -> ModelShape:
-    """The shape that a probe wrote."""
     return ModelShape(**{**answer, "dense_layers": tuple(answer.get("dense_layers", ()))})
 
 

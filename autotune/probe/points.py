@@ -50,13 +50,11 @@ class Point:
 
     @property
     def flops(self) -> float:
-        """Operations of a product."""
         m, k, n = self.shape
         return 2.0 * m * k * n
 
     @property
     def elements(self) -> float:
-        """Elements of a product's operands and result."""
         m, k, n = self.shape
         return float(m * k + k * n + m * n)
 

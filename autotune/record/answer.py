@@ -95,13 +95,11 @@ class Problem:
 
     @classmethod
     def of(cls, error: AutotuneError) -> "Problem":
-        """The problem of an error."""
         notes = tuple(getattr(error, "__notes__", ()))
         return cls(message=error.message, fix=error.hint, exit_code=error.exit_code, notes=notes)
 
     @property
     def error(self) -> AutotuneError:
-        """The error that the search ended with."""
         is_of_fleet = self.exit_code is ExitCode.FLEET_UNAVAILABLE
         error = (FleetError if is_of_fleet else NothingFeasibleError)(self.message, self.fix)
         for note in self.notes:

@@ -41,7 +41,6 @@ class Bottleneck:
 
     @property
     def bound(self) -> Bound:
-        """The largest share."""
         return next(iter(self.shares))
 
     @property

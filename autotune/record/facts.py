@@ -121,7 +121,6 @@ class Facts:
 
     @property
     def engine(self) -> str:
-        """Name of the engine that trained."""
         return DEFAULT_ENGINE if self.context is None else self.context.engine
 
     def environment_at(self, number: int) -> Environment | None:

@@ -73,7 +73,6 @@ class GateVerdict(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """How the program ends."""
         codes = {
             GateVerdict.WITHIN: ExitCode.FOUND,
             GateVerdict.UNDECIDED: ExitCode.UNDECIDED,

@@ -73,7 +73,6 @@ class Trial:
 
     @property
     def number(self) -> int:
-        """Position in the study, from 0."""
         return self.spec.identity.number
 
     @property

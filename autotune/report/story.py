@@ -71,12 +71,10 @@ class Story:
 
     @property
     def best_trial(self) -> int | None:
-        """The trial behind the best; None where there is none."""
         return None if self.best is None else self.best.trial
 
     @property
     def baseline_trial(self) -> int | None:
-        """The trial behind the baseline; None where there is none."""
         return None if self.baseline is None else self.baseline.trial
 
     @property
@@ -87,7 +85,6 @@ class Story:
 
     @property
     def is_both(self) -> bool:
-        """Whether the best is the baseline."""
         return self.best is not None and self.best_trial == self.baseline_trial
 
     @property
@@ -98,7 +95,6 @@ class Story:
 
     @cached_property
     def table(self) -> TrialTable:
-        """All rows of its table."""
         return make_table(self.study, self.recorded, self.facts)
 
     @cached_property
@@ -178,12 +174,10 @@ class Story:
 
     @cached_property
     def best_row(self) -> CandidateTrials | None:
-        """The row of the best; None where there is none."""
         return self.row_of(self.best_trial)
 
     @cached_property
     def baseline_row(self) -> CandidateTrials | None:
-        """The row of the baseline; None where there is none."""
         return self.row_of(self.baseline_trial)
 
     def outcome_of(self, row: CandidateTrials) -> str:

@@ -49,7 +49,6 @@ class RecordStandings:
 
     @cached_property
     def failed(self) -> set[str]:
-        """Hashes of the candidates that the guard fails."""
         return {key for key, verdict in self.guards.items() if verdict.is_drift}
 
     @property
@@ -66,7 +65,6 @@ class RecordStandings:
 
     @cached_property
     def comparisons(self) -> list[confirm.Comparison]:
-        """The record's comparisons, in their order."""
         return confirm.recorded_comparisons(self._history, self._objective, self._baseline)
 
     @cached_property

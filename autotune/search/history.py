@@ -79,7 +79,6 @@ class CandidateTrials:
 
     @property
     def number(self) -> int:
-        """Number of its first trial."""
         return self.trials[0].number
 
     @property
@@ -140,12 +139,10 @@ class CandidateTrials:
 
     @cached_property
     def is_out_of_memory(self) -> bool:
-        """Whether it ran out of memory."""
         return self.fault is not None and self.fault.outcome is Outcome.OOM
 
     @cached_property
     def is_running(self) -> bool:
-        """Whether one of its trials is in flight."""
         return any(trial.result is None for trial in self.trials)
 
     @cached_property
@@ -246,7 +243,6 @@ class History:
         return tuple(self._by_hash.values())
 
     def find(self, candidate: Candidate) -> CandidateTrials | None:
-        """Trials of a candidate in the record."""
         return self._by_hash.get(candidate.hash)
 
     def of_hash(self, key: str) -> CandidateTrials:

@@ -256,7 +256,6 @@ class ProposalStage(SearchStage):
 
     @property
     def n_budget(self) -> int:
-        """Trials that it may run."""
         n_forms = 0 if self._reduced is None else len(self._reduced.forms)
         return min(
             self._session.job.budget.trials, len(self._session.lattice.candidates) + n_forms
@@ -451,7 +450,6 @@ class _StagedSearch:
         """Why the best was not compared, in words; empty: it was, or its turn has not come."""
 
     def run(self) -> SearchAnswer:
-        """Go through the stages."""
         session, runner, study = self._session, self._runner, self._session.study
         runner.recover(session.why_left_out)
         save_facts(session, runner.note, left_out=runner.left_out)

@@ -33,7 +33,6 @@ class Objective:
 
     @classmethod
     def of(cls, job: Job, environment: Environment) -> "Objective":
-        """The objective of a job on the devices at hand."""
         limit_bytes = job.memory_limit_bytes or environment.device_memory_bytes
         return cls(wish=job.objective, allowed_bytes=limit_bytes * (1 - job.head_room))
 

@@ -42,7 +42,6 @@ class Axis:
         return CategoricalDistribution(self.values)
 
     def encode(self, value: KnobValue) -> KnobValue:
-        """The value as Optuna stores it."""
         return int(math.log2(float(value))) if self.is_log2 else value
 
     def decode(self, stored: KnobValue) -> KnobValue:

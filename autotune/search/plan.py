@@ -155,7 +155,6 @@ class Plan:
 
     @property
     def baseline(self) -> str:
-        """The baseline, in words."""
         job = self.session.job
         if job.script is not None:
             return "the command as it is"
@@ -163,7 +162,6 @@ class Plan:
         return find_engine(job.engine).ladder_in_words if given is None else str(given)
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `--json` prints."""
         job, lattice = self.session.job, self.session.lattice
         return {
             "study": self.session.study.name,

@@ -54,7 +54,6 @@ class Prospect:
 
     @property
     def trial_s(self) -> float:
-        """Seconds of a typical trial."""
         return trial_s(self.step_s)
 
 

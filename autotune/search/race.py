@@ -112,12 +112,10 @@ class Race:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The runs so far, compared."""
         return blocks_in(self.logs)
 
     @property
     def can_judge(self) -> bool:
-        """Whether ratios have an interval."""
         return self.blocks.degrees > 0
 
     def gain(self, of: str, over: str) -> Speedup | None:
@@ -158,7 +156,6 @@ class Race:
 
     @property
     def best(self) -> str:
-        """The one that would be named now."""
         return self.named or self.standing[0]
 
     def next_round(self) -> Round | None:

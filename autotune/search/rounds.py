@@ -98,11 +98,9 @@ class Runs:
         return logs
 
     def figures_of(self, key: str) -> list[TrialResult]:
-        """Results with a figure of one candidate."""
         return [run for (of, _), run in self.figures.items() if of == key]
 
     def ended_of(self, key: str) -> list[TrialResult]:
-        """All results of one candidate."""
         of_it = (trials for (of, _), trials in self.trials.items() if of == key)
         return results(itertools.chain.from_iterable(of_it))
 

@@ -66,7 +66,6 @@ class Runner:
 
     @property
     def n_running(self) -> int:
-        """Trials in flight."""
         return len(self._handles)
 
     def note(self, text: str) -> None:

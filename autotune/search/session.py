@@ -64,7 +64,6 @@ class Session:
 
     @property
     def environment(self) -> Environment:
-        """The devices and versions at hand."""
         return self.place.environment
 
     @cached_property
@@ -81,7 +80,6 @@ class Session:
 
     @cached_property
     def objective(self) -> Objective:
-        """Objective of the job, within the memory of the devices."""
         return Objective.of(self.job, self.environment)
 
     def may_start_warm(self, candidate: Candidate | None) -> bool:

@@ -114,7 +114,6 @@ class Soak:
 
     @cached_property
     def checkpoint(self) -> Resumed | None:
-        """Result of the checkpoint; None if none was saved."""
         saved, *resumed = [half.reports for half in self.halves]
         if not saved or not saved[0].checkpoint:
             return None

@@ -96,7 +96,6 @@ class Posterior:
 
     @cached_property
     def memory(self) -> Calibration:
-        """Belief about the error of the peak."""
         return self._memory_fits.at(self.forecast.peak_features)
 
     @cached_property
@@ -168,7 +167,6 @@ class Posterior:
 
     @property
     def n_measured(self) -> int:
-        """Trials of this search that were measured."""
         return sum(shot.seconds is not None for shot in self.shots)
 
     @property

@@ -49,22 +49,18 @@ class Candidate:
 
     @property
     def tp(self) -> int:
-        """Tensor parallel degree."""
         return int(self.values.get("tp", 1))
 
     @property
     def pp(self) -> int:
-        """Pipeline parallel degree."""
         return int(self.values.get("pp", 1))
 
     @property
     def sp(self) -> int:
-        """Sequence parallel degree."""
         return int(self.values.get("sp", 1))
 
     @property
     def cp(self) -> int:
-        """Context parallel degree."""
         return int(self.values.get("cp", 1))
 
     @property

@@ -103,7 +103,6 @@ class NotJudged:
         return f"{self.what} ({self.why})"
 
     def to_dict(self) -> dict[str, str]:
-        """For JSON."""
         return {"what": self.what, "why": self.why}
 
 

@@ -46,7 +46,6 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and count what it made."""
         made = func(*args, **(kwargs or {}))
         if func is _FUSED_ATTENTION:
             made = (_as_the_kernel_lays_it(made[0]), *made[1:])

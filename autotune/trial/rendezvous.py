@@ -40,7 +40,6 @@ class Rendezvous:
 
     @property
     def n_local(self) -> int:
-        """Ranks of each node."""
         return self.world // self.n_nodes
 
     @property

@@ -116,7 +116,6 @@ class DeepSpeedEngine(Engine):
 
     @property
     def context(self) -> Context:
-        """The context that decides which knobs act, with what the base configuration sets."""
         chosen = _chosen_by(self._job)
         base = {**chosen, **self._base_knobs}
         return Context.of(
@@ -147,7 +146,6 @@ class DeepSpeedEngine(Engine):
         }
 
     def splits_sequences(self) -> Sequence[str]:
-        """See `Engine.splits_sequences`."""
         job, source = self._job, self._job.model.source
         has_sp = job.script is not None or job.model.supports_sp(job.seq_len)
         trains_it = "config" in source and "lora" not in source and job.lengths == FIXED
@@ -170,7 +168,6 @@ class DeepSpeedEngine(Engine):
         return str(self._optimizer_section.get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
 
     @property
@@ -234,11 +231,9 @@ class DeepSpeedEngine(Engine):
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The candidate's `ds_config.json`, in canonical form."""
         return {CONFIG_FILE: canonical_json(self._render(candidate)[0])}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """Settings that the live engine must read back, from the configuration that would run."""
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:
@@ -278,7 +273,6 @@ class DeepSpeedEngine(Engine):
         return Exported(files={CONFIG_FILE: canonical_json(config)}, overridden=notes)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
-        """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
         return self._render(candidate)[1]
 
     def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:

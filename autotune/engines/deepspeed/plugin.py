@@ -57,7 +57,6 @@ class DeepSpeed(EnginePlugin):
     )
 
     def knob_of(self, key: str) -> str:
-        """The knob that governs a dotted key of a ds_config.json."""
         governing = [k for k in KNOBS.values() if k.key and f"{key}.".startswith(f"{k.key}.")]
         if governing:
             # A key of a section may be a knob's own.
@@ -74,7 +73,6 @@ class DeepSpeed(EnginePlugin):
         return world or (int(ranks) if ranks.isdecimal() else 0) or None, n_nodes
 
     def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
-        """Whether it is offloaded."""
         return str(knobs.get("offload.optimizer", "none")) != "none"
 
     def takes_gradients(self, knobs: Mapping[str, KnobValue]) -> bool:
@@ -112,11 +110,9 @@ class DeepSpeed(EnginePlugin):
         note: Callable[[str], None],
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
-        """Build the extensions that every trial loads."""
         extensions.build(accelerator, note, on_progress=on_progress)
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
-        """DeepSpeed for a job."""
         if job.script is None:
             return DeepSpeedEngine(job, environment)
         from autotune.engines.deepspeed.script import ScriptEngine

@@ -100,7 +100,6 @@ class ScriptEngine(DeepSpeedEngine):
 
     @cached_property
     def unchanged(self) -> Candidate:
-        """The command as it is."""
         knobs, job = canonical(self._own_knobs, self.context), self._job
         return Candidate.of(knobs, world=job.world, global_batch=job.global_batch)
 

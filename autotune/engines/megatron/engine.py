@@ -377,7 +377,6 @@ class MegatronEngine(Engine):
         return engine, Candidate.of(chosen, world=world, global_batch=global_batch)
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
-        """The arguments of the user's own launch that change."""
         path = self._job.baseline
         if path is None:
             return []

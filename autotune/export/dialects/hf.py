@@ -225,7 +225,6 @@ class Lightning(FamilyDialect):
 
 
 def _values(handout: Handout) -> dict[str, Any]:
-    """What fields of every consumer may use."""
     settings, source = handout.workload.settings, handout.job.model.source
     lora = source.get("lora")
     return {

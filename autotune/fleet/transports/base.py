@@ -102,7 +102,6 @@ class Program:
         self.process.send(f"{json.dumps(message)}\n".encode())
 
     def texts(self) -> list[str]:
-        """The lines that are whole by now and not empty."""
         self.code = self.process.poll()  # first: what it wrote before its end is there then
         if received := self.process.receive():
             self.heard_at_s = time.monotonic()

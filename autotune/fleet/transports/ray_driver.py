@@ -170,7 +170,6 @@ class Bridge:
         self.say("held", nodes=[[name, self._shape[i][1]] for name, i in self._places.items()])
 
     def serve(self) -> None:
-        """Do what comes in until the input ends."""
         for text in sys.stdin.buffer:
             request = json.loads(text)
             line = request["line"]

@@ -41,7 +41,6 @@ class KindFigures:
     """Price of one accelerator; None: nobody said."""
 
     def per_accelerator(self, samples_per_s: float) -> float:
-        """Samples/s of one accelerator, at such a rate of all."""
         return samples_per_s / self.world
 
     def per_money(self, samples_per_s: float) -> float:
@@ -50,7 +49,6 @@ class KindFigures:
         return 3600.0 * samples_per_s / (self.world * self.price_per_hour)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         rate, is_priced = self.samples_per_s, self.price_per_hour is not None
         return {
             **asdict(self),
@@ -180,11 +178,9 @@ class StudyComparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The shared candidates, a row each."""
         return pd.DataFrame(self.candidates, columns=[*_CANDIDATES]).astype(_CANDIDATES)
 
     def parts(self) -> list[Part]:
-        """What a terminal shows."""
         return tell_parts("compare", self.values)
 
     @property
@@ -198,7 +194,6 @@ class StudyComparison:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `--json` prints."""
         return {
             "studies": {name: str(story.folder) for name, story in self.stories.items()},
             "warnings": list(self.warnings),
@@ -261,7 +256,6 @@ class Against(Speedup):
 
     @property
     def sentence(self) -> str:
-        """The verdict in one text."""
         facts = self.facts
         return f"{facts['headline']}. {facts['words']}"
 

@@ -61,7 +61,6 @@ class ScriptDiagnosis:
     """The search that goes on from it, as a command."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As `diagnose --json` prints it."""
         names = ("command", "study", "framework", "model", "settings", "origins", "memory_bytes")
         return {
             **{name: getattr(self, name) for name in names},

@@ -42,7 +42,6 @@ class Advice:
     """That candidate's samples/s over this one's; None where one of them measured nothing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `report --trial N --json` prints."""
         ends = {"ratio": "ratio", "ratio_low": "low", "ratio_high": "high"}
         return {
             **{name: getattr(self, name) for name in ("knob", "before", "after", "reason")},
@@ -144,7 +143,6 @@ class Explanation:
     """Ends of the samples/s of another run of it, 95%, as the table has them; empty: no figure."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that `report --trial N --json` prints."""
         split = self.diagnosis.split
         found = self.bottleneck
         return {

@@ -293,7 +293,6 @@ def scatter(
 
 
 def _whole(ticks: Sequence[Tick]) -> list[Tick]:
-    """The labels that are whole numbers."""
     return [tick for tick in ticks if float(tick.text.replace(",", "")).is_integer()]
 
 

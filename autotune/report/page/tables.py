@@ -296,7 +296,6 @@ def _evidence_of(trial: Trial) -> str:
 
 
 def _phases(trial: Trial) -> list[tuple[str, str]]:
-    """Name and time of each phase."""
     spent = {} if trial.result is None else trial.result.phases_s
     return [
         (phase.value, format_seconds(s)) for phase in Phase if (s := spent.get(phase.value, 0.0))

@@ -49,7 +49,6 @@ class LastingStream:
         self._guarded("flush")
 
     def isatty(self) -> bool:
-        """Whether it is a terminal now."""
         try:
             return bool(self._stream.isatty())
         except (OSError, ValueError):

@@ -90,7 +90,6 @@ class LiveView(View):
         self._live.update(draw(snapshot, self._context, self._objective, why=why), refresh=True)
 
     def on_note(self, note: str) -> None:
-        """Print a note above the view."""
         self._live.console.print(Text(note, style="dim"))
 
 
@@ -165,7 +164,6 @@ class LineView(View):
             self._n_rounds = compared.race.n_rounds
 
     def on_note(self, note: str) -> None:
-        """Say it."""
         elapsed_s = time.monotonic() - self._started_at_s
         line = f"[{elapsed_s:7.1f} s] {note}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

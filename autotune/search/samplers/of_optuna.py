@@ -32,7 +32,6 @@ class Tpe(OptunasSampler):
     """The tree-structured Parzen estimator."""
 
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
-        """Optuna's, of all knobs together."""
         return tpe_sampler(n_budget, seed)
 
 
@@ -40,5 +39,4 @@ class Random(OptunasSampler):
     """Values drawn at random."""
 
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
-        """Optuna's."""
         return RandomSampler(seed=seed)

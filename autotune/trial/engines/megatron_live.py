@@ -110,7 +110,6 @@ def _state_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _give_back(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Put back what `_state_of` found."""
     optimizer.optimizer.load_state_dict(saved["inner"])
     for weight, value in zip(_updated(optimizer), saved["weights"], strict=True):
         weight.copy_(value)
