@@ -23,7 +23,7 @@ from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from autotune.testing import ENVIRONMENT
 
 _MIN_FIT = 0.5

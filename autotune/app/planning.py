@@ -13,7 +13,7 @@ import numpy as np
 from autotune.app.session import check_space_is_read, read_job_on
 from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.flags import flag, is_call
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine

@@ -68,8 +68,7 @@ def report(
     from autotune.base.text import csv_text
     from autotune.record.table import load_table
     from autotune.report.story import read_story
-    from autotune.report.terminal.markdown import render_markdown
-    from autotune.report.terminal.study import print_report
+    from autotune.report.terminal.study import print_report, render_markdown
 
     found = find_study(results, study)
     if html is not None:
@@ -120,7 +119,7 @@ def compare(
         refuse_several(against=against, csv=as_csv, html=html)
         refuse_several(json=as_json, markdown=as_markdown)
         from autotune.app.api.gates import gate
-        from autotune.report.terminal.markdown import gate_in_markdown
+        from autotune.report.terminal.study import gate_in_markdown
 
         found = gate(
             against,

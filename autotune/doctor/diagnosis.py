@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from autotune.base.telling import tell
-from autotune.base.templates import Encoded
+from autotune.base.templates import Encoded, tell
 from autotune.devices.in_use import Device
 
 

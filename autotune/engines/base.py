@@ -28,8 +28,7 @@ from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import changing_knobs, describe_candidate
 from autotune.space.rows import CandidateRows, answers_of
 from autotune.space.rule import Violation
-from autotune.space.space import load_space
-from autotune.space.space_file import Space
+from autotune.space.space_file import Space, load_space
 
 BOTH = "both"
 """In place of an engine's name, of a search alone: one for each engine, one after the other."""

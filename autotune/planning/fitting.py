@@ -19,7 +19,7 @@ from autotune.planning.lattice import Lattice, build_lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import Outlook
 from autotune.space.candidate import Candidate
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 
 _WORLDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Factors by which a larger world is tried."""

@@ -27,7 +27,7 @@ from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
 from autotune.space.grid import has_candidate
 from autotune.space.knobs import canonical, explain, parse_settings
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from autotune.space.table import Indices
 
 _USUAL_HOST_BYTES = 2.0 * 2**40

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE
 from autotune.devices.accelerators import Accelerator

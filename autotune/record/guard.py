@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.student_t import t_quantile
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.contract import Origin, Role, TrialSpec
 from autotune.job.job import DEFAULT_WORKLOAD
 from autotune.record.study import Trial, results

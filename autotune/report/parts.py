@@ -1,6 +1,6 @@
 """Facts, lines and tables that a template of `templates/report/text/` tells, in their order.
 
-Facts are those of `autotune.base.telling`. `{{ table("name", ">a", "*b") }}` begins a table,
+Facts are those of `autotune.base.templates`. `{{ table("name", ">a", "*b") }}` begins a table,
 and `{{ row(...) }}` is a row of it, whose cells are encoded. `{{ line("bold") }}` begins a line
 without a name.
 """
@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.base.telling import Fact, begin, tell
-from autotune.base.templates import Encoded
+from autotune.base.templates import Encoded, Fact, begin, tell
 
 APART = "apart"
 """Style of a line that only parts two groups of facts."""

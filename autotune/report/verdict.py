@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import date_of
-from autotune.base.telling import Fact, tell
+from autotune.base.templates import Fact, tell
 from autotune.base.units import format_amount, says_nothing
 from autotune.contract import Origin, Outcome, Phase, Role, TrialResult
 from autotune.devices.hardware import Environment

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.contract import Origin, Outcome
 from autotune.engines.base import find_engine
 from autotune.record.answer import Drifted, Problem, SearchAnswer, Standing

@@ -10,7 +10,7 @@ from itertools import chain
 
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.base.units import format_bytes, typed_seconds
 from autotune.contract import Role, Start, TrialSpec
 from autotune.fleet.base import Fleet

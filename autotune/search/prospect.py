@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.base.flags import flag
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.base.units import typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
 from autotune.planning.choices import MIN_FIT, PROBABLE

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from autotune.base.errors import StudyError
-from autotune.base.telling import Fact, tell
+from autotune.base.templates import Fact, tell
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import (
     METER_SLACK,

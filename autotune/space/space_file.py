@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autotune.base.data import data_folder, shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.names import did_you_mean
 from autotune.base.text import shortened
@@ -267,3 +269,19 @@ def _listed(values: Iterable[object]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def load_space(name_or_path: str, knobs: Catalogue, engine: str = "") -> Space:
+    """Read a shipped space by its name, or the YAML file at a path; `engine` is whose knobs.
+
+    Raises:
+        JobError: There is no such space, or the file is not valid.
+    """
+    path = Path(name_or_path)
+    if name_or_path in shipped_spaces():
+        path = data_folder("search_spaces") / f"{name_or_path}.yaml"
+    elif not os.path.isfile(path):
+        guess = did_you_mean(name_or_path, shipped_spaces(), most=1)
+        known = ", ".join(shipped_spaces())
+        raise JobError.of("space.no_space", name=name_or_path, guess=guess, known=known)
+    return read_space_file(path, knobs, engine)

@@ -16,7 +16,7 @@ from autotune.record.table import load_table
 from autotune.report.page.charts import losses
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
-from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.study import render_markdown
 from tests.cases import Cases
 from tests.report.test_terminal import exportable, shown
 from tests.report.told import facts_of

@@ -45,7 +45,7 @@ from autotune.report.terminal.study import print_report
 from autotune.search.trial_spec import MEASURE
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests.cases import Cases
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.job_readers import make_reader_of_others

@@ -47,7 +47,7 @@ def test_a_rank_that_fails_says_why(folder: Path) -> None:
 
 @pytest.mark.real
 def test_a_measurement_that_hangs_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(findings, "TIMEOUT_S", 0.2)
     measured = measure_speed("cpu", [0])
     assert measured.problem.startswith("no answer after 0 s")
     assert processes_of(folder) == []

@@ -11,7 +11,7 @@ from autotune.job.job import make_job
 from autotune.planning.lattice import MOST_COUNTED, build_lattice
 from autotune.space.knob import Context
 from autotune.space.rule import Violation, nothing_legal
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 
 ENVIRONMENT = Environment(
     accelerator="cpu",

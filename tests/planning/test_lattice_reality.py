@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.rules.version import AUTOTP_BY_CONFIG_SINCE
 from autotune.engines.releases import is_at_least
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests.engines.deepspeed.rules.cases import NEWEST
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lattice_sizes.json"

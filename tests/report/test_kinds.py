@@ -9,7 +9,7 @@ import pytest
 
 from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import JobError
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table

@@ -1,7 +1,7 @@
 from autotune.base.units import format_rate
 from autotune.record.study import Study
 from autotune.report.story import read_story
-from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.study import render_markdown
 
 
 def test_the_table_has_a_row_per_candidate_with_the_report_s_figures(wide: Study) -> None:

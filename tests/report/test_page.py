@@ -32,7 +32,7 @@ from autotune.report.page import tables as page_tables
 from autotune.report.page.page import render_page
 from autotune.report.page.tables import trials
 from autotune.report.story import read_story
-from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.study import render_markdown
 from autotune.report.verdict import verdict_of
 from autotune.search.answer import failed_answer
 from autotune.search.base import Stage

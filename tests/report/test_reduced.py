@@ -13,8 +13,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import compare
 from autotune.report.story import read_story
-from autotune.report.terminal.markdown import render_markdown
-from autotune.report.terminal.study import print_plan
+from autotune.report.terminal.study import print_plan, render_markdown
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.plan import Plan, make_plan

@@ -23,8 +23,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
 from autotune.report.story import Story, read_story
-from autotune.report.terminal.markdown import render_markdown
-from autotune.report.terminal.study import print_plan, print_report
+from autotune.report.terminal.study import print_plan, print_report, render_markdown
 from autotune.report.terminal.tables import print_told
 from autotune.report.verdict import verdict_of
 from autotune.search.history import History

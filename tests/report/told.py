@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.base.telling import Fact
-from autotune.base.templates import Templates
+from autotune.base.templates import Fact, Templates
 from autotune.report.page.page import render_page
 from autotune.report.story import Story
 from autotune.report.verdict import verdict_of

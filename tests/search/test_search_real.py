@@ -23,7 +23,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.session import RecordedPlace, Session
 from autotune.search.steering import steering_of
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests.command_line import autotune
 from tests.jobs import CPU, tiny_job
 from tests.search.scripted import Notebook

@@ -7,7 +7,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests.search.scripted import (
     ENVIRONMENT,
     ScriptedFleet,

@@ -18,7 +18,7 @@ from autotune.space import grid as grid_module
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context, knobs_of
 from autotune.space.knobs import canonical
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests import site_pages
 from tests.cases import Cases
 from tests.record_space_schema import schema, schema_text

@@ -49,8 +49,7 @@ from autotune.space.script import (
     reach_of,
     recompute_name,
 )
-from autotune.space.space import load_space
-from autotune.space.space_file import Domain, Space
+from autotune.space.space_file import Domain, Space, load_space
 from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.base.telling import tell
-from autotune.base.templates import Templates
+from autotune.base.templates import Templates, tell
 from autotune.base.units import format_bytes, format_rate, size_unit
 from autotune.cost.errors import LEVEL
 from autotune.planning.ranking import Ranking

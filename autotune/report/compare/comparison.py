@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.contract import Origin, Outcome, TrialResult, read_bounded
 from autotune.engines.base import find_engine
 from autotune.record.answer import Speedup

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.base.telling import Fact, tell
+from autotune.base.templates import Fact, tell
 from autotune.contract import TrialResult
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.trial import Explanation, describe

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.telling import Fact, tell
+from autotune.base.templates import Fact, tell
 from autotune.contract import Diagnosis, KnobValue, TrialResult, TrialSpec
 from autotune.engines.advice import AdviceCase
 from autotune.engines.base import find_engine

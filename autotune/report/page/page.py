@@ -5,8 +5,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune.base.clock import date_of, unix_now_s
-from autotune.base.telling import tell
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import Templates, canonical_json, tell
 from autotune.engines.base import find_engine
 from autotune.record.worth import read_ladder
 from autotune.report.compare.comparison import StudyComparison

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.base.telling import tell
+from autotune.base.templates import tell
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
 from autotune.record.answer import Standing

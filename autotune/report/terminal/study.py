@@ -5,15 +5,22 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from autotune.base.telling import tell
+from autotune.base.templates import Templates, tell
+from autotune.record.gate import Gate
 from autotune.record.worth import Ladder
 from autotune.report.explain.trial import Explanation, describe
+from autotune.report.parts import tables_in, tell_parts
 from autotune.report.story import Story
 from autotune.report.terminal.tables import print_facts, print_told
 from autotune.report.verdict import details_of, verdict_of
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
-from autotune.space.knobs import describe_change, describe_settings, settings_of
+from autotune.space.knobs import (
+    describe_candidate,
+    describe_change,
+    describe_settings,
+    settings_of,
+)
 
 
 def print_report(console: Console, story: Story, *, details: bool = False) -> None:
@@ -83,3 +90,28 @@ def _names_by(words: Mapping[str, str]) -> dict[str, list[str]]:
         text: [name for name, other in words.items() if other == text]
         for text in dict.fromkeys(words.values())
     }
+
+
+_LOCAL = ("table", "files", "page", "next")
+"""Facts that mean something on this machine alone."""
+
+
+def render_markdown(story: Story) -> str:
+    """A table with a row per candidate, and the verdict as a list."""
+    verdict = verdict_of(story)
+    described = [(r, describe_candidate(r.candidate, story.context)) for r in story.ranked_rows]
+    rows = {"story": story, "rows": described, "last": "settings", "has_evidence": False}
+    values = {
+        "story": story,
+        "title": verdict.title,
+        "table": tables_in(tell_parts("candidates", rows))["candidates"],
+        "facts": [fact for fact in (*verdict.facts, *verdict.notes) if fact[0] not in _LOCAL],
+    }
+    return Templates().text("report/text/study.md.j2", values)
+
+
+def gate_in_markdown(gate: Gate) -> str:
+    """The verdict of a gate, and its facts as a list."""
+    (_, verdict), *facts = tell("gate", {"gate": gate})
+    values = {"gate": gate, "verdict": verdict, "facts": facts}
+    return Templates().text("report/text/gate.md.j2", values)

@@ -32,8 +32,7 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.space import load_space
-from autotune.space.space_file import Domain, Space
+from autotune.space.space_file import Domain, Space, load_space
 from tests.cases import Cases
 from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST

@@ -14,7 +14,7 @@ import pytest
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
-from autotune.space.space import load_space
+from autotune.space.space_file import load_space
 from tests.cases import Cases
 from tests.jobs import CPU
 from tests.pipelines import LLAMA, STEPS, make_case, make_job_for, run, unsplit

@@ -14,8 +14,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import ALL_RULES, DECIDED_BY
 from autotune.job.job import make_job
 from autotune.space.grid import grid_rows
-from autotune.space.space import load_space
-from autotune.space.space_file import Domain, Space
+from autotune.space.space_file import Domain, Space, load_space
 from autotune.testing import ENVIRONMENT
 
 SITUATIONS = {
