@@ -281,14 +281,14 @@ class DialectContract(Contract[Dialect]):
         with tempfile.TemporaryDirectory() as ours:
             files = self.export(handout, Path(ours))
             assert self.export(handout, Path(ours)) == files
-        theirs = next(name for name in files if name != MARKER_FILE)
+        foreign = next(name for name in files if name != MARKER_FILE)
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / theirs
+            path = Path(folder) / foreign
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("somebody else's", encoding="utf-8")
             refused = _refusal(lambda: self.export(handout, Path(folder)))
-            assert refused is not None, f"{theirs} of somebody else is gone"
-            assert theirs in refused.message
+            assert refused is not None, f"{foreign} of somebody else is gone"
+            assert foreign in refused.message
             assert "name a new folder" in refused.hint
             assert path.read_text(encoding="utf-8") == "somebody else's"
 
@@ -316,8 +316,8 @@ class WorkloadContract(Contract[WorkloadPlugin]):
             assert trained.name == self.name
             assert trained.digest, "without a digest an edited script inherits old figures"
             assert not trained.script or Path(trained.script).is_file()
-            told = asdict(trained)
-            assert json.loads(json.dumps(told)) == told
+            data = asdict(trained)
+            assert json.loads(json.dumps(data)) == data
             assert self.make().workload(self.job(), candidate) == trained
 
     def test_knobs_that_do_not_reach_it_do_not_act(self) -> None:
@@ -439,10 +439,10 @@ class FleetContract(Contract[FleetPlugin]):
 
     def test_a_trial_ends_with_a_result_that_says_where_it_is_from(self) -> None:
         """And says so again, whenever it is looked at; the fleet was prepared before it."""
-        said: list[str] = []
+        notes: list[str] = []
         with self.opened() as (session, fleet):
             fleet.reap(session.study.trials_folder)
-            fleet.prepare(session.engine.preparation(session.lattice.candidates), said.append)
+            fleet.prepare(session.engine.preparation(session.lattice.candidates), notes.append)
             handle = self.submit(session, fleet)
             assert handle.progress().elapsed_s >= 0
             result = handle.wait()
@@ -499,13 +499,13 @@ class TransportContract(ABC):
         for node in transport.nodes():
             process = transport.start(node, AGENT)
             process.send(b'{"command": "reap", "folder": "/nowhere"}\n')
-            heard = b""
+            received = b""
             for _ in self._until_it_is_late():
-                heard += process.receive()
-                if b"reaped" in heard:
+                received += process.receive()
+                if b"reaped" in received:
                     break
             process.send(b'{"command": "close"}\n')
-            assert self._code_of(process) == 0, heard
+            assert self._code_of(process) == 0, received
 
     def test_a_process_is_killed(self) -> None:
         """Even one that does not listen."""

@@ -238,7 +238,7 @@ def compare_losses(
     values |= {"is_other_start": is_other_start, "is_blind": is_blind}
     return GuardVerdict(
         verdict=Convergence.NOT_COMPARABLE if is_other_start or is_blind else verdict,
-        why=_told(**values),
+        why=_in_words(**values),
         tolerance=tolerance,
         deviation=apart[step],
         step=step + 1,
@@ -288,10 +288,10 @@ def _by_step(
     return [of(step) for step in zip(*runs, strict=True)]
 
 
-def _told(**values: Any) -> str:
+def _in_words(**values: Any) -> str:
     """What `guard.j2` says of a comparison, or of the `case` in which there is none."""
     return dict(tell("guard", {"case": "", **values}))["why"]
 
 
 def _unknown(case: str, **values: Any) -> GuardVerdict:
-    return GuardVerdict(verdict=Convergence.NOT_COMPARABLE, why=_told(case=case, **values))
+    return GuardVerdict(verdict=Convergence.NOT_COMPARABLE, why=_in_words(case=case, **values))

@@ -79,7 +79,7 @@ class Story:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Price of an accelerator; None: nobody said."""
+        """Price of an accelerator; None: nobody answered."""
         price = None if self.job is None else self.job.get("price")
         return price if isinstance(price, int | float) else None
 
@@ -226,8 +226,8 @@ def make_rows(
 ) -> list[CandidateTrials]:
     """The candidates of a record, the fastest first, by the figures of comparison and answer."""
     compared = {} if comparison is None else dict(comparison.figures)
-    said = () if answer is None else (answer.best, answer.baseline, *answer.ties)
-    compared |= {s.candidate.hash: s for s in said if s and s.candidate.hash in compared}
+    answered = () if answer is None else (answer.best, answer.baseline, *answer.ties)
+    compared |= {s.candidate.hash: s for s in answered if s and s.candidate.hash in compared}
     rows = (replace(one, compared=compared.get(one.candidate.hash)) for one in history.tried)
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 

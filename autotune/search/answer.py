@@ -179,7 +179,7 @@ def nothing_feasible(history: History, session: Session) -> NothingFeasibleError
         return NothingFeasibleError.of("search.nothing_legal")
     whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
     tried, outcomes = history.tried, [result.outcome for result in ended]
-    told = tell(
+    facts = tell(
         "nothing_feasible",
         {
             "seen": [
@@ -197,8 +197,8 @@ def nothing_feasible(history: History, session: Session) -> NothingFeasibleError
         },
     )
     lines = [f"none of {len(ended)} trials ran within the limits:"]
-    lines += [f"  {text}" for name, text in told if name == "seen"]
-    nearest = "; ".join(text for name, text in told if name == "nearest")
+    lines += [f"  {text}" for name, text in facts if name == "seen"]
+    nearest = "; ".join(text for name, text in facts if name == "nearest")
     last = f"see stderr.log of trial {ended[-1].number}; `autotune doctor` checks the machine"
     return NothingFeasibleError(
         "\n".join(lines), f"nearest changes: {nearest}" if nearest else last

@@ -130,7 +130,7 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     if not is_too_large and not is_too_slow:
         return found
     least = at_row(int(peaks_bytes.argmin()))
-    told = tell(
+    facts = tell(
         "hopeless",
         {
             "found": found,
@@ -149,5 +149,5 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
             "typed_seconds": typed_seconds,
         },
     )
-    nearest = "; or ".join(text for name, text in told if name == "nearest")
-    return dataclasses.replace(found, problem=dict(told)["problem"], nearest=nearest)
+    nearest = "; or ".join(text for name, text in facts if name == "nearest")
+    return dataclasses.replace(found, problem=dict(facts)["problem"], nearest=nearest)

@@ -61,7 +61,7 @@ class MegatronBridge(MegatronDialect):
         run = run_of(handout)
         sections, precision = _sections(run, handout), _precision(run, handout.job.precision)
         # Its samples are as long as the model's.
-        tuned = {**fields_said(run.layout), "dataset.seq_length": handout.job.seq_len}
+        tuned = {**bridge_fields(run.layout), "dataset.seq_length": handout.job.seq_len}
         text = yaml.safe_dump({**sections, **precision}, sort_keys=False)
         of_precision = {
             name if name == "mixed_precision" else f"mixed_precision.{name}": value
@@ -79,16 +79,16 @@ class MegatronBridge(MegatronDialect):
         }
 
 
-def fields_said(arguments: Arguments) -> dict[str, Any]:
+def bridge_fields(arguments: Arguments) -> dict[str, Any]:
     """Arguments of Megatron-LM's as `section.field` -> its value."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
-        said: Any = value
+        converted: Any = value
         if name in _LISTS and isinstance(value, str):
-            said = _LISTS[name](value)
+            converted = _LISTS[name](value)
         if name in MOMENT_DTYPES:
-            said = _TORCH_NAMES[str(value)]
-        found |= at_places(_ROWS.get(name, f"model.{name}"), said)
+            converted = _TORCH_NAMES[str(value)]
+        found |= at_places(_ROWS.get(name, f"model.{name}"), converted)
     return found
 
 
@@ -111,9 +111,9 @@ def _sections(run: MegatronRun, handout: Handout) -> Sections:
         **{"dataset.random_seed": job.seed or 1, "dataset.seq_length": job.seq_len},
         "tokenizer.vocab_size": run.vocab,
     }
-    of_the_run |= fields_said({**_with_yarn(run.model), **run.layout, **run.training})
-    said = nested((place.split("."), value) for place, value in of_the_run.items())
-    found: Sections = merge(_TABLES["of_a_run"], said)
+    of_the_run |= bridge_fields({**_with_yarn(run.model), **run.layout, **run.training})
+    sections = nested((place.split("."), value) for place, value in of_the_run.items())
+    found: Sections = merge(_TABLES["of_a_run"], sections)
     for section, fields in found.items():
         # Latent attention has a class of its own.
         is_latent = bool(fields.get("multi_latent_attention"))

@@ -13,7 +13,7 @@ from autotune.base.nested import nested
 from autotune.base.templates import Templates
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Handout, Launch
-from autotune.export.dialects.megatron_bridge import fields_of, fields_said
+from autotune.export.dialects.megatron_bridge import fields_of, bridge_fields
 from autotune.export.megatron import (
     MegatronDialect,
     at_places,
@@ -110,7 +110,7 @@ def settings_of(
     if argument in consumer["rows"]:
         return at_places(consumer["rows"][argument], value)
     found = {}
-    for name, inner in fields_said({argument: value}).items():
+    for name, inner in bridge_fields({argument: value}).items():
         section, _, field = name.partition(".")
         kinds = consumer["sections"].get(section, {}).items()
         fits = (place for place, kind in kinds if field in (known.get(kind) or fields_of(kind)))
