@@ -13,7 +13,7 @@ from autotune.base.nested import nested
 from autotune.base.templates import Templates
 from autotune.base.yaml_file import dump_yaml
 from autotune.export.base import Handout, Launch
-from autotune.export.dialects.megatron_bridge import fields_of, bridge_fields
+from autotune.export.dialects.megatron_bridge import bridge_fields, fields_of
 from autotune.export.megatron import (
     MegatronDialect,
     at_places,
