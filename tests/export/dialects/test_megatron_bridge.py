@@ -13,8 +13,8 @@ from autotune.engines.megatron.arguments import KNOBS_OF
 from autotune.export.dialects.megatron_bridge import (
     FIELDS_FILE,
     MOMENT_DTYPES,
+    bridge_fields,
     fields_of,
-    fields_said,
 )
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.export.dialects.test_megatron_lm import DENSE, EXPERTS, LAYOUTS, exported
@@ -67,7 +67,7 @@ def test_16_bit_moments_and_the_order_of_ranks_have_fields(tmp_path):
 
 def test_every_argument_of_a_knob_has_a_field():
     for name in KNOBS_OF:
-        for place in fields_said({name: "bf16" if name in MOMENT_DTYPES else 1}):
+        for place in bridge_fields({name: "bf16" if name in MOMENT_DTYPES else 1}):
             section, _, field = place.partition(".")
             assert field in fields_of(section), name
 
