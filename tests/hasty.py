@@ -25,6 +25,13 @@ def hurry() -> None:
         setattr(trial_spec, name, measure)
 
 
+def let_heaps_jump() -> None:
+    """Let a soak of seconds pass, in which a heap grows by a jump of 17 MiB, or does not."""
+    from autotune.search import soak
+
+    soak.GROWTH_BYTES = 256 * 2**20
+
+
 def main() -> None:
     """Make trials short, then do what the rest of the command line says."""
     hurry()
