@@ -5,9 +5,11 @@ trial measures for up to ten seconds, as its interval does not get narrow before
 """
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
+from autotune.contract import Start
 from autotune.search import trial_spec
 
 HASTY = str(Path(__file__))
@@ -25,11 +27,12 @@ def hurry() -> None:
         setattr(trial_spec, name, measure)
 
 
-def let_heaps_jump() -> None:
-    """Let a soak of seconds pass, in which a heap grows by a jump of 17 MiB, or does not."""
-    from autotune.search import soak
+def hurry_checks() -> None:
+    """Make checks of a study's best short: a gate's runs start warm, a soak takes seconds."""
+    from autotune.search import rounds, soak
 
-    soak.GROWTH_BYTES = 256 * 2**20
+    rounds.Run = functools.partial(rounds.Run, start=Start.WARM)
+    soak.GROWTH_BYTES = 256 * 2**20  # a heap grows by a jump of 17 MiB in these seconds, or not
 
 
 def main() -> None:
