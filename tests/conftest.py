@@ -16,7 +16,7 @@ from autotune.base.guarded_process import run_guarded
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.extensions import build, extensions_folder
-from tests import forked_children, unsynced
+from tests import cases, forked_children, unsynced
 
 # How long an example takes says more of the machine than of the code. Every run draws others.
 settings.register_profile(
@@ -113,6 +113,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     starts = any(item.get_closest_marker(name) for name in _OF_STARTS)
     starts = starts or "started_probes" in getattr(item, "fixturenames", ())
     child_process.run_guarded = run_guarded if starts else forked_children.run_probe
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests whose cases are data their rows."""
+    cases.parametrize(metafunc)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -29,7 +29,6 @@ from autotune.record.gate import GATE_FILE, Gate, GateVerdict, read_gate
 from autotune.record.study import Study
 from autotune.report.story import read_story
 from tests.app.test_own_script import SMALL, launchers, studied  # noqa: F401
-from tests.cases import Cases
 from tests.observed import TRAINER
 from tests.report.test_terminal import exportable
 from tests.report.told import facts_of
@@ -42,8 +41,6 @@ from tests.search.scripted import (
     realistic,
     search,
 )
-
-cases = Cases(__file__)
 
 
 class Bench:
@@ -428,7 +425,7 @@ def test_other_devices_are_refused(bench: Bench) -> None:
     assert not fleet.specs
 
 
-@cases("at", "value", "shown")
+@pytest.mark.cases("at", "value", "shown")
 def test_a_file_that_is_no_reference_is_named(bench, at, value, shown):
     fleet = bench.on()
     bench.edit(*at, value=value)
@@ -439,7 +436,7 @@ def test_a_file_that_is_no_reference_is_named(bench, at, value, shown):
     assert not fleet.specs
 
 
-@cases("text", "shown")
+@pytest.mark.cases("text", "shown")
 def test_a_file_of_something_else_is_named(bench: Bench, text: str | None, shown: str) -> None:
     bench.best.unlink()
     if text is not None:

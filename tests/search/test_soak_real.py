@@ -11,10 +11,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.runner import Runner
 from autotune.search.soak import Soak, soak_trials
 from tests import trials
-from tests.cases import Cases
 from tests.jobs import TINY
-
-cases = Cases(__file__)
 
 pytestmark = pytest.mark.real
 
@@ -51,7 +48,7 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
 """AutoTP splits models that it knows."""
 
 
-@cases("zero", "config", "spec")
+@pytest.mark.cases("zero", "config", "spec")
 @pytest.mark.thorough
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
     ran = soak(record, 0.1, zero, config, **spec)

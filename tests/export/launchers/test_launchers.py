@@ -17,13 +17,10 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.dialects.settings import FIELDS_FILE
 from autotune.export.door import can_start
-from tests.cases import Cases
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
 from tests.jobs import CPU
-
-cases = Cases(__file__)
 
 TWO_NODES = {"world": 16, "global_batch": 32}
 
@@ -307,7 +304,7 @@ def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
 SKYPILOT = json.loads(FIELDS_FILE.read_text())["skypilot"]
 
 
-@cases("device", "gib", "name")
+@pytest.mark.cases("device", "gib", "name")
 def test_skypilot_is_asked_for_the_gpus_by_its_own_names(tmp_path, device, gib, name):
     there = dataclasses.replace(GPUS, device_name=device, device_memory_bytes=int(gib * 2**30))
     out = export(handed(tmp_path, environment=there, micro_batch=2), tmp_path, "hf", "skypilot")

@@ -22,15 +22,12 @@ from autotune.fleet.transports import hostfile
 from autotune.fleet.transports.hostfile import HostfileTransport, read_hostfile
 from autotune.fleet.transports.remote import Host
 from autotune.record.study import Study
-from tests.cases import Cases
 from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
 from tests.command_line import autotune
 from tests.fleet.transports.answers import check_same_answer
 from tests.hasty import HASTY
 from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
-
-cases = Cases(__file__)
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -45,7 +42,7 @@ def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
     )
 
 
-@cases("text", "message")
+@pytest.mark.cases("text", "message")
 def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hostfile"
     file.write_text(text)
