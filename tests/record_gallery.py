@@ -20,6 +20,7 @@ from pathlib import Path
 
 from autotune.app.pages import write_page
 from autotune.record.study import Study
+from tests.captured import captured
 from tests.command_line import autotune
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -161,12 +162,8 @@ def _take_pictures(pages: Sequence[Path], folder: Path) -> None:
 
 
 def _measure(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+    return captured(
+        [sys.executable, "-m", "autotune", *arguments], cwd=folder, stdin=subprocess.DEVNULL
     )
 
 

@@ -1,7 +1,6 @@
 """Rows of published tables: what is read, what is assumed, and why a row cannot be predicted."""
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from autotune.cost.table import rows_to_plans as strict_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import RESULT_COLUMNS, rows_to_plans
 from tests.benchmarks.rows import ROW, csv_text, row
+from tests.captured import captured
 from tests.cost.rows import row as strict_row
 
 TABLE = shipped_accelerators()
@@ -99,7 +99,7 @@ def test_a_table_of_any_spelling_goes_through_the_command(tmp_path: Path) -> Non
     rows = [row(), row(id="bad", hidden="wide"), row(id="last", framework="jax")]
     source.write_text(csv_text(*rows), encoding="utf-8")
     command = [sys.executable, "benchmarks/predict_published.py", str(source), str(out)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = captured(command, cwd=REPOSITORY, check=True)
     assert "predicted 2 of 3 rows" in done.stdout
     with out.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))

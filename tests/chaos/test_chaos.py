@@ -2,7 +2,6 @@
 
 import json
 import pkgutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from autotune.contract import Role
 from autotune.record.study import Trial
 from autotune.search.history import History
 from tests import trials
+from tests.captured import captured
 from tests.chaos import in_coordinators, in_nodes, in_trials
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, must
@@ -153,7 +153,7 @@ def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, r
     )
     python.chmod(0o755)
     command = ["make", f"BIN={tmp_path}", "--old-file=extensions", "--old-file=install", *target]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = captured(command, cwd=REPOSITORY)
     assert (tmp_path / "ran").read_text().splitlines() == [f"tests.chaos.{each}" for each in ran]
     assert (done.returncode == 0) == is_well, done.stderr
 

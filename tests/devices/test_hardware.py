@@ -1,7 +1,6 @@
 """Accelerators are found through NVML and the kernel; a made-up NVML stands in for GPUs."""
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from autotune.base.errors import FleetError
 from autotune.devices import cgroup, hardware
 from autotune.devices.hardware import detect_environment, peak_flops, visible_gpus
+from tests.captured import captured
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 V100, T4 = "Tesla V100-SXM2-32GB", "Tesla T4"
@@ -183,5 +183,5 @@ def test_nothing_heavy_is_imported() -> None:
         "detect_environment();"
         "print([m for m in ('torch', 'deepspeed', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = captured([sys.executable, "-c", code])
     assert done.stdout.strip() == "[]", done.stderr

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.planning.explained import estimate_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.search.trial_spec import MEASURE
+from tests.captured import captured
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.jobs import CPU
 from tests.megatron_parser import REFUSED, validated
@@ -71,12 +71,10 @@ def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_pa
 
 def program(folder):
     """The words that a launch script starts, as bash makes them."""
-    done = subprocess.run(
+    done = captured(
         ["bash", "-euc", 'source ./megatron_args.sh; printf "%s\\0" "${PROGRAM[@]}"'],
         cwd=folder,
         env={**os.environ, "MEGATRON_PATH": "/checkout"},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return done.stdout.split("\0")[:-1]

@@ -17,6 +17,7 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.dialects.settings import FIELDS_FILE
 from autotune.export.door import can_start
+from tests.captured import captured
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
@@ -93,12 +94,10 @@ def printed(command: list[str | Path], folder: Path, **variables: str) -> str:
     variables_here = {
         name: value for name, value in os.environ.items() if not name.startswith("MASTER_")
     }
-    done = subprocess.run(
+    done = captured(
         command,
         cwd=folder,
         env={**variables_here, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -130,9 +129,7 @@ def test_a_hostfile_without_names_is_not_started(tmp_path):
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", 'cat "$DS_ENV_FILE"; echo "$@"')
     environment = {**os.environ, "PYTHON": str(out / "bin" / "python"), "OMP_NUM_THREADS": "3"}
-    done = subprocess.run(
-        ["bash", out / "launch.sh"], env=environment, capture_output=True, text=True
-    )
+    done = captured(["bash", out / "launch.sh"], env=environment)
     assert done.returncode == 2
     assert "put the names of your machines" in done.stderr
     named = out / "mine"
@@ -200,11 +197,9 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     named = {"MASTER_ADDR": "localhost", "MASTER_PORT": "7000"}
     text = printed(command, out, FIRST="n0.invalid", **named, **given)
     assert text.count("--rdzv-endpoint localhost:7000") == 2
-    wrong = subprocess.run(
+    wrong = captured(
         ["bash", out / "job.sbatch"],
         env={**os.environ, **given, "SLURM_SUBMIT_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
     )
     assert wrong.returncode == 2
     assert "holds no launch.sh" in wrong.stderr
@@ -362,11 +357,9 @@ def test_ray_trains(tmp_path):
         timeout=300,
     )
     try:
-        done = subprocess.run(
+        done = captured(
             [sys.executable, out / "ray_job.py", "--max_steps", "2"],
             env={**os.environ, "PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
             timeout=900,
         )
     finally:

@@ -1,6 +1,5 @@
 """What constructors take: the recorded file against the installed packages, and how it is read."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,6 +10,7 @@ import pytest
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from tests.captured import captured
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import setup
 
@@ -39,12 +39,7 @@ def test_the_file_is_what_the_installed_packages_say():
     """
     if version("deepspeed") != NEWEST_READ:
         pytest.skip(f"the file is about DeepSpeed {NEWEST_READ}")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.record_constructors", "--check"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    done = captured([sys.executable, "-m", "tests.record_constructors", "--check"], cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
