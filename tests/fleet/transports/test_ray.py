@@ -1,6 +1,8 @@
 """Nodes of a Ray cluster: what is asked of it, and trials and searches on two nodes."""
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import ray
 from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
 from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
-from tests.searches import Search
+from tests.searches import Search, check_all_measured
 from tests.trials import wait_until
 
 pytestmark = pytest.mark.xdist_group("fleets")
@@ -79,22 +81,24 @@ def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
 
 @pytest.mark.real
 @needs_ray
-def test_a_search_measures_on_both_nodes_and_what_it_runs_ends_with_it(
-    cluster, tmp_path, monkeypatch
-):
-    """`test_hostfile.py` goes on after such an end, which is the same wherever nodes are from."""
+def test_a_search_outlives_its_coordinator(cluster, tmp_path, monkeypatch):
     search = Search(tmp_path)
+    flags = ["--trials", "1", "--budget", "40s", "--no-diagnose", "--guard-steps", "0"]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    flags = ("--trials", "1", "--budget", "40s", "--no-diagnose", "--guard-steps", "0")
-    process = search.start("--fleet", "ray", *flags)
-    wait_until(lambda: search.is_under_way(1), "the second trial runs")
-    process.kill()
-    process.communicate()
+    first = search.start("--fleet", "ray", *flags)
+    wait_until(search.is_under_way, "a rank runs")
+    monkeypatch.delenv("RAY_ADDRESS")
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
     wait_until(lambda: cluster.programs() == [], "what it ran ends with it")
+
+    code, _, stderr = search.run(*cluster.flags, *flags, "--compare", "best")
+    assert code == 0, stderr
+    trials = search.study.trials()
+    assert trials[0].result.outcome is Outcome.LOST
+    check_all_measured(search.study, trials[1:])
+    assert all(t.result.devices == ["n0:0", "n1:0"] for t in trials[1:])
     wait_until(lambda: cluster.actors() == [], "an actor is left")
-    baseline = search.study.trials()[0].result
-    assert baseline.outcome is Outcome.OK, baseline.evidence
-    assert baseline.devices == ["n0:0", "n1:0"]
 
 
 @needs_ray
