@@ -109,8 +109,8 @@ gpu-offline:
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
 # `python -m tests.record_tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
 record: extensions
-	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
-	$(BIN)/python -m tests.record_megatron_knobs > results/recorded/knobs-cpu-2-megatron.json
+	$(BIN)/python -m tests.record_knobs deepspeed > results/recorded/knobs-cpu-2.json
+	$(BIN)/python -m tests.record_knobs megatron > results/recorded/knobs-cpu-2-megatron.json
 
 keys: install  ## the keys of a ds_config, asked of the installed DeepSpeed
 	$(BIN)/python -m tests.record_keys

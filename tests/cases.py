@@ -1,6 +1,6 @@
 """Cases of tests that are data: `test_x.yaml` beside `test_x.py`, by the test's name."""
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +8,33 @@ import pytest
 import yaml
 
 
+@functools.cache
+def data_beside(file: str) -> dict[str, Any]:
+    """The tables beside a file of tests."""
+    data: dict[str, Any] = yaml.safe_load(Path(file).with_suffix(".yaml").read_text("utf-8"))
+    return data
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Run a test with each row of its table, whose rows may have ids.
+
+    `@pytest.mark.cases("name", ...)` says what a row holds.
+    """
+    for marker in metafunc.definition.iter_markers("cases"):
+        rows = data_beside(metafunc.module.__file__)[metafunc.function.__name__]
+        is_named = isinstance(rows, dict)
+        values = list(rows.values() if is_named else rows)
+        names = marker.args if len(marker.args) > 1 else marker.args[0]
+        metafunc.parametrize(names, values, ids=list(rows) if is_named else None)
+
+
 class Cases:
-    """The tables beside a file of tests: `cases = Cases(__file__)`."""
+    """The same for a file whose tests share some of its data: `cases = Cases(__file__)`."""
 
     def __init__(self, file: str) -> None:
         """Read them; `data` also has texts and values that several tests share."""
-        text = Path(file).with_suffix(".yaml").read_text(encoding="utf-8")
-        self.data: dict[str, Any] = yaml.safe_load(text)
+        self.data = data_beside(file)
 
-    def __call__(self, *names: str) -> Callable[[Any], Any]:
-        """Run a test with each row of its table, whose rows may have ids."""
-
-        def decorate(test: Any) -> Any:
-            rows = self.data[test.__name__]
-            is_named = isinstance(rows, dict)
-            values = list(rows.values() if is_named else rows)
-            return pytest.mark.parametrize(
-                names if len(names) > 1 else names[0], values, ids=list(rows) if is_named else None
-            )(test)
-
-        return decorate
+    def __call__(self, *names: str) -> pytest.MarkDecorator:
+        """Mark a test."""
+        return pytest.mark.cases(*names)

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import itertools
 import os
 import tempfile
@@ -15,7 +16,7 @@ from autotune.base.guarded_process import run_guarded
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.extensions import build, extensions_folder
-from tests import forked_children, unsynced
+from tests import cases, forked_children, unsynced
 
 # How long an example takes says more of the machine than of the code. Every run draws others.
 settings.register_profile(
@@ -114,8 +115,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     child_process.run_guarded = run_guarded if starts else forked_children.run_probe
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests whose cases are data their rows."""
+    cases.parametrize(metafunc)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Stop where the groups are not kept together, which only the names of the tests tell."""
+    """Stop where the groups are not kept together, which only the names of the tests tell.
+
+    Whoever looks for garbage from now on leaves the tests and what they import alone.
+    """
+    gc.freeze()
     if not getattr(session.config.option, "loadgroup", False):
         return
     for item in session.items:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from tests.captured import captured
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -38,7 +38,7 @@ def train_cases(
     build("cpu", lambda _: None, nvme=nvme)
     asked, answered = folder / "cases.json", folder / "results.json"
     asked.write_text(json.dumps(cases))
-    done = subprocess.run(
+    done = captured(
         [sys.executable, str(driver), str(asked), str(answered), str(world)],
         env={
             **os.environ,
@@ -48,8 +48,6 @@ def train_cases(
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(REPOSITORY),
         },
-        capture_output=True,
-        text=True,
         timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr[-4000:]

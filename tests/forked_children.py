@@ -8,6 +8,7 @@ changes a variable that Python or a library reads when it is loaded gets a proce
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -184,6 +185,7 @@ def _import() -> None:
         importlib.import_module("peft")
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"{n_threads} threads, and only one may fork")
+    gc.freeze()  # what looks for garbage copies no page of all this
 
 
 def _handle(link: socket.socket) -> None:

@@ -6,6 +6,7 @@ another one has hung, ended or left something behind in.
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import re
@@ -60,6 +61,8 @@ def ask(
     Raises:
         RuntimeError: This process has several threads: a fork would hang in what they hold.
     """
+    # A rank that collected garbage would otherwise copy all that was imported.
+    gc.freeze()
     answers = _ask_once(question, world, within_s, after_error_s)
     if needs_another_try(answers):
         answers = _ask_once(question, world, within_s, after_error_s)

@@ -5,9 +5,11 @@ trial measures for up to ten seconds, as its interval does not get narrow before
 """
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
+from autotune.contract import Start
 from autotune.search import trial_spec
 
 HASTY = str(Path(__file__))
@@ -23,6 +25,14 @@ def hurry() -> None:
     for name in ("MEASURE", "WARM_MEASURE", "CONFIRM_MEASURE", "BRIEF_MEASURE"):
         measure = dataclasses.replace(getattr(trial_spec, name), budget_s=budget_s)
         setattr(trial_spec, name, measure)
+
+
+def hurry_checks() -> None:
+    """Make checks of a study's best short: a gate's runs start warm, a soak takes seconds."""
+    from autotune.search import rounds, soak
+
+    rounds.Run = functools.partial(rounds.Run, start=Start.WARM)
+    soak.GROWTH_BYTES = 256 * 2**20  # a heap grows by a jump of 17 MiB in these seconds, or not
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ answered for an H100, and so is Transformer Engine's release.
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.captured import captured
 from tests.record_megatron_flags import import_arguments
 
 REFUSED = "refused"
@@ -33,12 +33,9 @@ def validated(
     checkout: Path, lines: Sequence[Sequence[str] | Mapping[str, Any]], *, world: int
 ) -> list[dict[str, Any]]:
     """The arguments with which Megatron trains, by name, for each command line."""
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "tests.megatron_parser", str(checkout), str(world)],
         input=json.dumps([line if isinstance(line, Mapping) else list(line) for line in lines]),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -43,7 +43,6 @@ def main(run: Callable[[Case], Case], *, within_s: float) -> None:
     logger.setLevel(logging.ERROR)
     load_code("cpu")
     load_model_code({"config": {"model_type": "llama"}, "lora": {}})
-    gc.freeze()
     ranks = ask(
         functools.partial(_answer, run, json.loads(Path(cases_file).read_text())),
         int(world),

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from autotune.app.pages import write_page
 from autotune.record.study import Study
+from tests.captured import captured
+from tests.command_line import autotune
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GALLERY = REPOSITORY / "docs" / "gallery"
@@ -87,7 +89,7 @@ def main() -> None:
             if wish.measure is not None and (not wish.measure or study in wish.measure):
                 if study in SCRIPTS:
                     shutil.copytree(SCRIPTS[study], folder, dirs_exist_ok=True)
-                _autotune(folder, *_search(study, flags))
+                _check(_measure(folder, *_search(study, flags)))
             if (results / study).exists():
                 keep(results / study, _search(study, flags))
         pages = []
@@ -102,11 +104,12 @@ def write_simulated(pages: Path) -> None:
     pages.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for study, flags in SEARCHES.items():
-            _autotune(folder, *_search(study, flags))
+            _check(autotune(*_search(study, flags), folder=Path(folder)))
             if study in SIMULATED:
                 page = Path(folder, "results", study, "report.html")
                 shutil.copyfile(page, pages / f"{study}.html")
-        _autotune(folder, "compare", "gain", "other-devices", "--html", "compare.html")
+        compare = ("compare", "gain", "other-devices", "--html", "compare.html")
+        _check(autotune(*compare, folder=Path(folder)))
         shutil.copyfile(Path(folder, "compare.html"), pages / "compare.html")
 
 
@@ -158,14 +161,13 @@ def _take_pictures(pages: Sequence[Path], folder: Path) -> None:
         )
 
 
-def _autotune(folder: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+def _measure(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return captured(
+        [sys.executable, "-m", "autotune", *arguments], cwd=folder, stdin=subprocess.DEVNULL
     )
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> None:
     # 3: nothing fits, which one of the pages shows.
     if done.returncode not in (0, 3):
         sys.exit(done.stderr)

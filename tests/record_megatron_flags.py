@@ -10,7 +10,6 @@ device is used: torch, numpy and packaging are enough.
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from autotune.engines.megatron.flags import DATA_FILE, release_of
+from tests.captured import captured
 from tests.recorded_json import as_text
 
 _STANDING_IN = ("six", "triton", "triton.language", "triton.language.extra", "triton.testing")
@@ -47,12 +47,7 @@ def flags_of(checkout: Path) -> dict[str, dict[str, Any]]:
 
     A process of its own asks, since every checkout's package is called `megatron`.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.record_megatron_flags", "--ask", str(checkout)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured([sys.executable, "-m", "tests.record_megatron_flags", "--ask", str(checkout)])
     if done.returncode:
         raise SystemExit(f"{checkout}: its parser cannot be asked\n{done.stderr}")
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

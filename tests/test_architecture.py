@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +11,7 @@ import pytest
 
 from autotune.engines.communication import knobs
 from autotune.engines.deepspeed.knobs import KNOBS
+from tests.captured import captured
 from tests.cases import Cases
 
 cases = Cases(__file__)
@@ -181,7 +181,7 @@ print(*[name for name in sys.modules if name.split(".")[0] == "autotune"])
 def loaded_by(*names: str, blocked: Sequence[str] = ()) -> set[str]:
     """Modules of the package that a fresh Python loads with some, where rooms are not there."""
     code = _LOADS.format(names=names, blocked=[f"autotune.{room}" for room in blocked])
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = captured([sys.executable, "-c", code])
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.split())
 

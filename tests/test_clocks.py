@@ -14,12 +14,9 @@ from autotune.record.table import make_table
 from autotune.search.history import History, busy_s, intervals
 from autotune.space.knob import knobs_of
 from autotune.trial.reporter import Reporter
-from tests.cases import Cases
 from tests.record_tried import run_of
 from tests.search.scripted import make, ok, search
 from tests.trials import spec
-
-cases = Cases(__file__)
 
 PACKAGE = Path(clock.__file__).parents[1]
 
@@ -98,7 +95,7 @@ def _at(result, number, start, seconds):
 DAY = 86400.0
 
 
-@cases("times", "used_s")
+@pytest.mark.cases("times", "used_s")
 def test_what_was_used_of_the_budget_is_no_matter_of_dates(times, used_s):
     assert busy_s(intervals(told(*times))) == pytest.approx(used_s)
 

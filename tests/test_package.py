@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import autotune
+from tests.captured import captured
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECORDS = sorted((REPOSITORY / "results" / "recorded").glob("knobs-*.json"))
@@ -70,11 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (*REPOSITORY.glob("*.*"), REPOSITORY / "LICENSE", REPOSITORY / "Makefile"):
         if path.is_file():
             (source / path.name).write_bytes(path.read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source],
-        capture_output=True,
-        text=True,
-    )
+    done = captured([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source])
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -87,11 +84,7 @@ def wheel(built: Path) -> Path:
 @pytest.mark.package
 def test_a_package_index_would_take_both(built: Path, wheel: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    done = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", sdist, wheel],
-        capture_output=True,
-        text=True,
-    )
+    done = captured([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel])
     assert done.returncode == 0, done.stdout
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
@@ -143,11 +136,8 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
+    site = captured(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True
     ).stdout.strip()
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel],
@@ -162,17 +152,15 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    where = subprocess.run(
+    where = captured(
         [python, "-c", "import autotune; print(autotune.__file__)"],
         check=True,
-        capture_output=True,
-        text=True,
         cwd=elsewhere,
         env=environment,
     ).stdout.strip()
     assert where.startswith(str(home))
 
-    done = subprocess.run(
+    done = captured(
         [
             *(python, "-m", "autotune", "search", "--yes", "--json"),
             *("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "4", "--world", "2"),
@@ -181,8 +169,6 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
         ],
         cwd=elsewhere,
         env={**environment, "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
         timeout=500,
     )
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,9 @@
 """Tests with real ranks have a second attempt, and nobody loses what failed at the first."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.captured import captured
 
 TESTS = """
 from collections import Counter
@@ -61,7 +62,7 @@ def test_what_fails_at_the_first_attempt_is_named_with_that_failure(tmp_path: Pa
     here = f"pythonpath={Path(__file__).parents[1]}"
     flags = ("-p", "no:cacheprovider", "-n", "1", "--dist", "loadgroup", "--override-ini", here)
     command = [sys.executable, "-m", "pytest", *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = captured(command, cwd=tmp_path)
     lines = done.stdout.splitlines()
     named = [
         line for line in lines if " at the second attempt: " in line or " at both att" in line

@@ -8,6 +8,7 @@ template's, so the node keeps one template per environment.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ def main() -> None:
     driver = driver_of(sys.argv[2])
     driver.load_code(sys.argv[3])
     driver.load_model_code(json.loads(sys.argv[4]))
+    gc.freeze()  # a rank that looked for garbage would copy 100 MiB of what is imported
     _refuse_unless_children_can_compute(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
     # Until here its output went to the logs of the trial that it was started for.
@@ -127,8 +129,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
         with keeping(parent):
             os.environ.update(request["environment"])
             tempfile.tempdir = None  # it is the template's, where that has asked for it
-            rendezvous = Rendezvous(**request["rendezvous"])
-            code = run_ranks(folder, rendezvous, _become, folder, status)
+            code = run_ranks(folder, Rendezvous(**request["rendezvous"]), _become, folder, status)
     finally:
         os.write(status, str(code).encode())
     return code

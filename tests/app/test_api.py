@@ -24,9 +24,6 @@ from autotune.job import job
 from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 from tests import record_job_keys
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2, "space": "smoke"}
 COMMANDS: Any = typer.main.get_group(cli).commands
@@ -72,7 +69,7 @@ def test_help_of_the_package_shows_its_functions() -> None:
         assert f"\n    {name}(" in shown.partition("FUNCTIONS")[2]
 
 
-@cases("code")
+@pytest.mark.cases("code")
 def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -129,7 +126,7 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         assert f"give {word} (share of toys) a number from 0 to 1" in caught.value.hint
 
 
-@cases("changed", "said")
+@pytest.mark.cases("changed", "said")
 def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], said: str) -> None:
     given: dict[str, Any] = {**JOB, **changed}
     given = {name: value for name, value in given.items() if value is not None}
@@ -140,7 +137,7 @@ def test_an_error_names_the_argument_and_no_flag(changed: dict[str, object], sai
     assert "command line" not in str(caught.value)
 
 
-@cases("changed", "message")
+@pytest.mark.cases("changed", "message")
 def test_a_search_names_its_arguments_and_no_flag(tmp_path, changed, message):
     with pytest.raises(AutotuneError) as caught:
         autotune.search(**JOB, results=tmp_path, **changed)

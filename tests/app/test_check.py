@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from autotune.app.check import CheckFlags, check_file, check_files, write_fix
 from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
+from tests.captured import captured
 from tests.cases import Cases
 from tests.check.files import AUTO, rules, write
 from tests.command_line import autotune
@@ -116,12 +116,10 @@ def test_what_cannot_be_read_ends_with_3(tmp_path):
 
 
 def test_standard_input_and_formats(tmp_path):
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "autotune", "check", "-", "--format", "github"],
         cwd=tmp_path,
         input=json.dumps(REFUSED, indent=2),
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == CheckExit.FAILS

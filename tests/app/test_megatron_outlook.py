@@ -1,7 +1,6 @@
 """`plan`, `explain` and `estimate` with `--engine megatron`."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
+from tests.captured import captured
 from tests.cases import Cases
 from tests.command_line import autotune
 
@@ -204,7 +204,7 @@ def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):
     assert names == {*run, "settings.json", "prediction.json", "autotune_export.json"}
     script = f"set -eu; MEGATRON_PATH=x; source {tmp_path}/out/megatron_args.sh; "
     script += "echo ${LAYOUT_ARGS[*]} $CUDA_DEVICE_MAX_CONNECTIONS"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    done = captured(["bash", "-c", script], check=True)
     words = done.stdout.split()
     assert words[-1] == "1"
     for flag, value in (

@@ -10,11 +10,8 @@ from autotune.app.searching import run_searches
 from autotune.app.session import check_baseline
 from autotune.base.errors import JobError
 from autotune.engines.base import bind_engine
-from tests.cases import Cases
 from tests.jobs import CPU, tiny_job
 from tests.search.scripted import Notebook
-
-cases = Cases(__file__)
 
 SOUND = {
     "train_micro_batch_size_per_gpu": 2,
@@ -35,7 +32,7 @@ def refusal(folder: Path, text: str) -> JobError:
     return caught.value
 
 
-@cases("changes", "words")
+@pytest.mark.cases("changes", "words")
 def test_what_would_not_run_as_written_is_refused(tmp_path, changes, words):
     assert words in refusal(tmp_path, json.dumps({**SOUND, **changes})).message
 

@@ -47,12 +47,9 @@ from autotune.report.terminal.tables import print_told
 from autotune.report.verdict import verdict_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from tests.cases import Cases
 from tests.jobs import CPU
 from tests.observed import RAW, TRAINER, observed
 from tests.report.told import printed
-
-cases = Cases(__file__)
 
 Diagnosed = Callable[..., ScriptDiagnosis]
 
@@ -82,7 +79,7 @@ def test_a_command_of_several_nodes_is_refused_before_it_waits(command: str) -> 
         ranks_in_words(shlex.split(command))
 
 
-@cases("command", "variable", "world")
+@pytest.mark.cases("command", "variable", "world")
 def test_the_ranks_that_a_command_is_expected_to_start(monkeypatch, command, variable, world):
     monkeypatch.setenv("NPROC_PER_NODE", variable)
     assert ranks_in_words(command.split()) == world
@@ -415,7 +412,7 @@ def test_a_first_run_without_the_limit_is_no_trial_within_it(tmp_path, monkeypat
         diagnose(command, limited, results=tmp_path / "results", fresh=False, note=print)
 
 
-@cases("line", "missing")
+@pytest.mark.cases("line", "missing")
 def test_a_script_that_is_not_there_is_refused(tmp_path, line, missing):
     (tmp_path / "train.py").touch()
     if missing is None:

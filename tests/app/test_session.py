@@ -21,11 +21,8 @@ from autotune.job.job import JobText, make_job
 from autotune.record.study import Study
 from autotune.search.plan import Plan
 from autotune.search.session import Session
-from tests.cases import Cases
 from tests.jobs import A100, CPU, TINY
 from tests.replay.tables import sweep, write
-
-cases = Cases(__file__)
 
 
 def test_the_job_of_a_study_holds_from_any_folder(tmp_path, monkeypatch):
@@ -51,7 +48,7 @@ def test_a_price_by_kind_is_read_from_a_flag_and_from_a_file(tmp_path, price, ex
     assert read_job(JobText.read(file), {}, environment)[0].price_per_hour == expected
 
 
-@cases("device", "memory_gib", "names", "others", "unknown")
+@pytest.mark.cases("device", "memory_gib", "names", "others", "unknown")
 def test_devices_are_those_of_the_job_by_their_entry_of_the_table(
     device: str, memory_gib: int, names: list[str], others: list[str], unknown: list[str]
 ) -> None:

@@ -16,12 +16,9 @@ from autotune.record.study import Study
 from autotune.record.table import schema_of
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
-from tests.cases import Cases
 from tests.report.test_terminal import exportable, finished
 from tests.report.wide import varied
 from tests.search.scripted import JOB
-
-cases = Cases(__file__)
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
 
@@ -69,7 +66,7 @@ def test_the_table_is_a_frame_in_one_line(study: Study) -> None:
     assert set(frame.attrs["meanings"]) == set(frame.columns)
 
 
-@cases("edit", "words")
+@pytest.mark.cases("edit", "words")
 def test_figures_of_another_configuration_are_not_handed_out(tmp_path, edit, words):
     study = exportable(tmp_path)
     (study.folder / "base.json").write_text('{"gradient_clipping": 0.5}', encoding="utf-8")

@@ -19,6 +19,7 @@ from autotune.base.guarded_process import (
     temporary_root,
 )
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
+from tests.captured import captured
 from tests.cases import Cases
 
 cases = Cases(__file__)
@@ -274,9 +275,7 @@ def left_behind(root: Path) -> Path:
         "import os, sys; from autotune.base.keeper import Scratch; "
         "print(Scratch(sys.argv[1]).path, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(root)], capture_output=True, text=True
-    )
+    done = captured([sys.executable, "-c", script, str(root)])
     return Path(done.stdout.strip())
 
 

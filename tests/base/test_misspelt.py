@@ -3,9 +3,6 @@
 import pytest
 
 from autotune.base.names import misspelt
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 KNOWN = (
     *("zero_optimization", "optimizer", "overlap_comm", "pin_memory", "data_parallel_size"),
@@ -14,7 +11,7 @@ KNOWN = (
 )
 
 
-@cases("given", "meant")
+@pytest.mark.cases("given", "meant")
 def test_a_mistyped_word_is_recognised(given, meant):
     assert misspelt(given, KNOWN) == meant
 

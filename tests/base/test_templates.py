@@ -4,10 +4,7 @@ import pytest
 
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
-from tests.cases import Cases
 from tests.chaos.mutations import NO_FILES
-
-cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def test_a_value_that_nothing_encodes_is_refused(folder, text):
         render(folder, text, a=True)
 
 
-@cases("text", "message")
+@pytest.mark.cases("text", "message")
 def test_a_result_that_is_no_sound_object_is_refused(folder, text, message):
     with pytest.raises(RenderError, match=r"template t\.json\.j2") as caught:
         render(folder, text)
@@ -57,7 +54,7 @@ def test_an_error_in_an_included_template_names_that_one(folder):
         render(folder, '{"a": {% include "inner.j2" %}}')
 
 
-@cases("escape")
+@pytest.mark.cases("escape")
 def test_the_sandbox_holds(folder, escape):
     with pytest.raises(RenderError):
         render(folder, f'{{"a": {escape}}}', f=canonical_json)

@@ -16,9 +16,6 @@ from autotune.base.units import (
     typed_bytes,
     typed_seconds,
 )
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +34,12 @@ def test_what_is_no_rate_is_named(text):
     assert "--network" in error.value.message
 
 
-@cases("size_bytes", "text")
+@pytest.mark.cases("size_bytes", "text")
 def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
     assert format_bytes(size_bytes) == text
 
 
-@cases("duration_s", "digits", "text")
+@pytest.mark.cases("duration_s", "digits", "text")
 def test_a_duration_in_a_column_has_digits_that_tell_it_from_its_neighbour(
     duration_s, digits, text
 ):

@@ -6,9 +6,6 @@ from autotune.cost.table import TableRows
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import rows_to_plans
 from tests.benchmarks.rows import row
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 TABLE = shipped_accelerators()
 BLANK = dict.fromkeys(
@@ -86,7 +83,7 @@ def test_a_mixture_between_dense_layers_is_counted() -> None:
     assert columns(changes, *names) == (24, 16384, 8192)
 
 
-@cases("framework", "notes", "layers")
+@pytest.mark.cases("framework", "notes", "layers")
 def test_layers_for_further_tokens_are_those_of_the_notes_or_the_recipe(
     framework: str, notes: str, layers: int
 ) -> None:
@@ -122,7 +119,7 @@ def test_61_layers_run_with_a_layout(
     assert ("stages=" in assumed(changes)) == (stages[0] > 0)
 
 
-@cases("changes", "expected")
+@pytest.mark.cases("changes", "expected")
 def test_sizes_that_do_not_fit_together_say_which(changes: dict[str, str], expected: str) -> None:
     (reason,) = read({**V3, **changes}).reasons
     assert reason.startswith(expected)
@@ -135,7 +132,7 @@ def test_experts_are_whole_where_the_world_has_no_ranks_for_parts() -> None:
     assert "etp=1 (ep 8 x tp 4 x pp 8 do not fit n_gpus)" in assumed({**row, "ep": "8"})
 
 
-@cases("name", "what")
+@pytest.mark.cases("name", "what")
 def test_a_family_whose_layers_have_no_columns_is_refused_by_name(name: str, what: str) -> None:
     (reason,) = read({**V3, "model_name": name}).reasons
     assert reason == f"model_name={name}: its {what} cannot be said by sizes"

@@ -1,7 +1,6 @@
 """Rows of published tables: what is read, what is assumed, and why a row cannot be predicted."""
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from autotune.cost.table import rows_to_plans as strict_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import RESULT_COLUMNS, rows_to_plans
 from tests.benchmarks.rows import ROW, csv_text, row
-from tests.cases import Cases
+from tests.captured import captured
 from tests.cost.rows import row as strict_row
-
-cases = Cases(__file__)
 
 TABLE = shipped_accelerators()
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,21 +57,21 @@ def test_no_result_is_read() -> None:
     assert changed.peak_memory_bytes == plain.peak_memory_bytes
 
 
-@cases("blank", "assumed")
+@pytest.mark.cases("blank", "assumed")
 def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
     rows = read(**{blank: ""})
     assert rows.reasons == ("",)
     assert any(text.startswith(assumed) for text in rows.assumed[0]), rows.assumed
 
 
-@cases("changes", "reason")
+@pytest.mark.cases("changes", "reason")
 def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, str], reason: str) -> None:
     rows = read(**changes)
     assert rows.plans is None
     assert reason in rows.reasons[0]
 
 
-@cases("changes", "assumed", "name", "value")
+@pytest.mark.cases("changes", "assumed", "name", "value")
 def test_what_is_odd_is_filled_and_listed(
     changes: dict[str, str], assumed: str, name: str, value: float
 ) -> None:
@@ -102,7 +99,7 @@ def test_a_table_of_any_spelling_goes_through_the_command(tmp_path: Path) -> Non
     rows = [row(), row(id="bad", hidden="wide"), row(id="last", framework="jax")]
     source.write_text(csv_text(*rows), encoding="utf-8")
     command = [sys.executable, "benchmarks/predict_published.py", str(source), str(out)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = captured(command, cwd=REPOSITORY, check=True)
     assert "predicted 2 of 3 rows" in done.stdout
     with out.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
@@ -111,13 +108,13 @@ def test_a_table_of_any_spelling_goes_through_the_command(tmp_path: Path) -> Non
     assert all(found[0][name] == text for name, text in ROW.items())
 
 
-@cases("text", "stage", "group")
+@pytest.mark.cases("text", "stage", "group")
 def test_zero_stages_as_people_write_them(text: str, stage: int, group: int) -> None:
     assert column("zero_stage", zero_stage=text) == stage
     assert column("shard_group", zero_stage=text) == group
 
 
-@cases("text", "bytes_per_s")
+@pytest.mark.cases("text", "bytes_per_s")
 def test_networks_as_people_write_them(text: str, bytes_per_s: float) -> None:
     assert column("network_bytes_per_s", interconnect=text) == bytes_per_s
 
@@ -129,7 +126,7 @@ def test_the_gate_is_told_by_the_parameters() -> None:
     assert column("gated_mlp", params_b="8.3") == 0
 
 
-@cases("cell", "text", "expected")
+@pytest.mark.cases("cell", "text", "expected")
 def test_a_cell_is_read_in_any_spelling(cell: str, text: str, expected: dict[str, float]) -> None:
     assert {name: column(name, **{cell: text}) for name in expected} == expected
 
@@ -155,12 +152,12 @@ def test_heads_follow_from_name_and_hidden(name: str, hidden: str, heads: int) -
     assert column("n_heads", **changes, dp="32", n_heads="", head_dim="64") == int(hidden) / 64
 
 
-@cases("framework", "name")
+@pytest.mark.cases("framework", "name")
 def test_frameworks_as_people_name_them(framework: str, name: str) -> None:
     assert read(framework=framework).frameworks == (name,)
 
 
-@cases("unit", "framework", "meter")
+@pytest.mark.cases("unit", "framework", "meter")
 def test_a_peak_has_a_meter(unit: str, framework: str, meter: str) -> None:
     assert read(peak_mem_unit=unit, framework=framework).meters == (meter,)
 

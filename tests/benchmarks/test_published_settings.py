@@ -1,12 +1,11 @@
 """What a row says of its mixture of experts: by its cells, and by settings that its notes name."""
 
+import pytest
+
 from autotune.cost import Plans
 from autotune.devices.accelerators import shipped_accelerators
 from benchmarks.published import rows_to_plans
 from tests.benchmarks.rows import row
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 MIXTURE = {
     "n_experts": "16",
@@ -31,7 +30,7 @@ def columns(**changes: str) -> dict[str, float]:
     return {name: float(column[0]) for name, column in plans.columns().items()}
 
 
-@cases("notes", "expected")
+@pytest.mark.cases("notes", "expected")
 def test_settings_that_notes_name_are_read(notes: str, expected: dict[str, float]) -> None:
     found = columns(notes=notes)
     assert {name: found[name] for name in expected} == expected
@@ -81,7 +80,7 @@ def test_experts_of_hugging_face_are_computed_one_by_one() -> None:
     assert columns(**plain, notes="ScatterMoE kernels")["grouped_experts"] == 1.0
 
 
-@cases("offload", "expected")
+@pytest.mark.cases("offload", "expected")
 def test_offload_in_parts(offload: str, expected: dict[str, float]) -> None:
     found = columns(offload=offload)
     assert {name: found[name] for name in expected} == expected

@@ -2,7 +2,6 @@
 
 import json
 import pkgutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from autotune.contract import Role
 from autotune.record.study import Trial
 from autotune.search.history import History
 from tests import trials
-from tests.cases import Cases
+from tests.captured import captured
 from tests.chaos import in_coordinators, in_nodes, in_trials
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, must
@@ -21,8 +20,6 @@ from tests.chaos.resume import check_told
 from tests.chaos.run import NOT_SHORT, ROOMS, Row, all_faults, inject, main, summary, table
 from tests.search.scripted import ok
 from tests.trials import changed
-
-cases = Cases(__file__)
 
 FAULTS = all_faults()
 LONG = {fault.name for fault in all_faults("nodes")} | {
@@ -148,7 +145,7 @@ def test_a_run_that_is_cut_short_keeps_what_it_found(tmp_path, monkeypatch, caps
     assert kept["command"] == f"python -m tests.chaos.run --record {file}"
 
 
-@cases("target", "failing", "ran", "is_well")
+@pytest.mark.cases("target", "failing", "ran", "is_well")
 def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, ran, is_well):
     python = tmp_path / "python"
     python.write_text(
@@ -156,7 +153,7 @@ def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, r
     )
     python.chmod(0o755)
     command = ["make", f"BIN={tmp_path}", "--old-file=extensions", "--old-file=install", *target]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = captured(command, cwd=REPOSITORY)
     assert (tmp_path / "ran").read_text().splitlines() == [f"tests.chaos.{each}" for each in ran]
     assert (done.returncode == 0) == is_well, done.stderr
 

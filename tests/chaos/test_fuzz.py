@@ -4,7 +4,6 @@ import functools
 import json
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.job import model
+from tests.captured import captured
 from tests.chaos import fuzz
 from tests.chaos.mutations import NO_FILES, TEXTS, dump_json, mutate, with_one_change
 from tests.chaos.readers import Reader, make_readers
@@ -60,7 +60,7 @@ def test_every_reader_that_security_names_is_fuzzed(readers):
 
 def test_no_reader_answers_a_broken_file_with_a_traceback():
     command = [sys.executable, "-m", "tests.chaos.fuzz", "--inputs", "320", "--seed", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = captured(command, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

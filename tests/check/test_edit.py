@@ -13,10 +13,7 @@ from autotune.check.json_text import duplicates
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import changed
 from autotune.engines.deepspeed.rules.witnesses import witnesses_of
-from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
-
-cases = Cases(__file__)
 
 WRITTEN = """{
     "zeta": 1,          "not_known": [1,
@@ -36,7 +33,7 @@ def changed_lines(before: str, after: str) -> list[str]:
     return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
 
 
-@cases("changes", "lines")
+@pytest.mark.cases("changes", "lines")
 def test_only_the_lines_of_a_change_change(changes, lines):
     after = edit(WRITTEN, changes)
     assert json.loads(after) == changed(json.loads(WRITTEN), changes)

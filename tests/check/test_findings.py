@@ -2,14 +2,12 @@
 
 from typing import Any
 
+import pytest
 import yaml
 
 from autotune.base.nested import look_up
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from tests.cases import Cases
 from tests.check.files import checked, messages, rules, write
-
-cases = Cases(__file__)
 
 LINES = {
     "trainer": "torchrun --nproc_per_node 2 train.py --deepspeed ds_config.json {}",
@@ -60,7 +58,7 @@ def facts_of(report) -> dict[str, Any]:
     }
 
 
-@cases("config", "how", "expected")
+@pytest.mark.cases("config", "how", "expected")
 def test_what_is_found(tmp_path, config, how, expected):
     lines = [("launch", LINES[who].format(how[who])) for who in LINES if who in how]
     name = how.get("name", "ds_config.json")

@@ -6,15 +6,12 @@ import pytest
 
 from autotune.check.numbers_read import as_read
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from tests.cases import Cases
 from tests.check.files import checked, write
-
-cases = Cases(__file__)
 
 SCHEDULER = {"type": "WarmupLR", "params": {"warmup_num_steps": 5e8}}
 
 
-@cases("config")
+@pytest.mark.cases("config")
 def test_it_is_what_the_reader_makes(config):
     hjson = pytest.importorskip("hjson")
     assert repr(as_read(config)) == repr(json.loads(json.dumps(hjson.loads(json.dumps(config)))))

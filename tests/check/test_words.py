@@ -7,10 +7,7 @@ from autotune.base.nested import dotted, path_of
 from autotune.base.user_text import STANDARD_INPUT
 from autotune.check import read
 from autotune.engines.deepspeed.sources.reading import parsed
-from tests.cases import Cases
 from tests.check.files import checked, write
-
-cases = Cases(__file__)
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 
@@ -19,7 +16,7 @@ def fixes(path, **how):
     return [found.violation.fix for found in checked(path, **how).found]
 
 
-@cases("config", "fix")
+@pytest.mark.cases("config", "fix")
 def test_what_moves_is_told_as_a_move(config, fix, tmp_path):
     assert fixes(write(tmp_path, BATCH | config)) == [fix]
 

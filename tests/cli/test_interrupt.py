@@ -8,9 +8,6 @@ import typer
 from autotune import cli
 from autotune.base.errors import ExitCode
 from autotune.cli import find
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 LINE = "interrupted: nothing that ended is lost"
 
@@ -26,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return end.value.code
 
 
-@cases("step", "arguments")
+@pytest.mark.cases("step", "arguments")
 def test_ctrl_c_is_one_line(
     step: str,
     arguments: tuple[str, ...],

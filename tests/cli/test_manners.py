@@ -15,10 +15,7 @@ from autotune.base.names import did_you_mean
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.cli import cli
 from autotune.cli.help import _FEW, _REST, _group_of
-from tests.cases import Cases
 from tests.command_line import autotune
-
-cases = Cases(__file__)
 
 GROUP = typer.main.get_group(cli)
 
@@ -47,7 +44,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
     assert autotune("--version", folder=tmp_path).stdout == f"autotune {__version__}\n"
 
 
-@cases("line", "meant")
+@pytest.mark.cases("line", "meant")
 def test_a_mistyped_name_is_guessed(
     line: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +55,7 @@ def test_a_mistyped_name_is_guessed(
     assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
 
 
-@cases("line", "said", "helps")
+@pytest.mark.cases("line", "said", "helps")
 def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps: str) -> None:
     with pytest.raises(AutotuneError) as caught:
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
@@ -139,7 +136,7 @@ def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> Non
     assert with_unit in caught.value.hint
 
 
-@cases("typed", "said")
+@pytest.mark.cases("typed", "said")
 def test_a_value_that_is_no_number_is_named(typed: tuple[str, ...], said: str) -> None:
     with pytest.raises(JobError) as caught:
         GROUP.main(list(typed), prog_name="autotune", standalone_mode=False)
@@ -156,7 +153,7 @@ def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert autotune("status", folder=tmp_path).returncode == 0
 
 
-@cases("typed", "expected")
+@pytest.mark.cases("typed", "expected")
 def test_a_shell_completes_names(typed: str, expected: str) -> None:
     *args, incomplete = shlex.split(typed)
     complete = BashComplete(GROUP, {}, "autotune", "_AUTOTUNE_COMPLETE")

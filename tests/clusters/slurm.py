@@ -26,6 +26,7 @@ import pytest
 
 from autotune.base.guarded_process import GuardedProcess
 from autotune.fleet.node import ports
+from tests.captured import captured
 from tests.clusters.ssh import core_of
 
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
@@ -95,9 +96,7 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """Output of one of Slurm's programs, which has to succeed."""
-        done = subprocess.run(
-            command, env=_environment(self), capture_output=True, text=True, timeout=180
-        )
+        done = captured(command, env=_environment(self), timeout=180)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout.strip()
 

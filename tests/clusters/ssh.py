@@ -24,6 +24,7 @@ import pytest
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.gang_fleet import AGENT
 from autotune.fleet.node.processes import kill_all
+from tests.captured import captured
 
 _SSHD = "/usr/sbin/sshd"
 _LISTENS = b"Server listening on"
@@ -202,7 +203,7 @@ def core_of(node: int) -> int:
 
 
 def _pids_in(name: str) -> list[int]:
-    listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    listed = captured(["ip", "netns", "pids", name])
     return [int(pid) for pid in listed.stdout.split()]
 
 
@@ -296,6 +297,6 @@ def _client(
 
 def run(*command: str) -> None:
     """Run a command that has to succeed; the test is skipped where the machine cannot."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = captured(command)
     if done.returncode:
         pytest.skip(f"{shlex.join(command)}: {done.stderr.strip()}")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.contract.files import mode_of
+from tests.captured import captured
 from tests.cases import Cases
 from tests.chaos.mutations import NO_FILES
 
@@ -65,9 +65,7 @@ def test_a_pipe_that_a_shell_hands_over_is_read_to_its_end():
         "from pathlib import Path; from autotune.contract import read_text; "
         "print(read_text(Path('/dev/stdin')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", command], input="by a pipe", capture_output=True, text=True
-    )
+    done = captured([sys.executable, "-c", command], input="by a pipe")
     assert done.stdout.strip() == "by a pipe", done.stderr
 
 

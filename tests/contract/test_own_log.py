@@ -3,9 +3,6 @@
 import pytest
 
 from autotune.contract import OwnLog
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 def own_log(**told) -> OwnLog:
@@ -17,6 +14,6 @@ def test_witnesses_that_agree_say_nothing(told):
     assert own_log(**told).disagreement == ""
 
 
-@cases("told", "said")
+@pytest.mark.cases("told", "said")
 def test_what_differs_is_said_with_both_figures(told, said):
     assert own_log(**told).disagreement == said

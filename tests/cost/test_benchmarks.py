@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.cost.errors import Widths
+from tests.captured import captured
 from tests.cost.rows import ROW, row
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -17,11 +17,9 @@ EXTRA = {"fully_specified": "1", "config_basis": "published", "peak_mem_unit": "
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, str(REPOSITORY / "benchmarks" / f"{name}.py"), *arguments],
         cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

@@ -6,9 +6,6 @@ import pytest
 
 from autotune.devices import cgroup
 from autotune.trial import surroundings
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -70,7 +67,7 @@ def test_no_cgroup_is_no_limit(tree: Path) -> None:
     assert cgroup.oom_kills() is None
 
 
-@cases("membership", "files")
+@pytest.mark.cases("membership", "files")
 def test_only_kills_in_the_own_group_count(tree, membership, files):
     write(tree, membership, files)
     assert cgroup.oom_kills() == 1

@@ -1,7 +1,6 @@
 """Accelerators are found through NVML and the kernel; a made-up NVML stands in for GPUs."""
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,9 +10,7 @@ import pytest
 from autotune.base.errors import FleetError
 from autotune.devices import cgroup, hardware
 from autotune.devices.hardware import detect_environment, peak_flops, visible_gpus
-from tests.cases import Cases
-
-cases = Cases(__file__)
+from tests.captured import captured
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 V100, T4 = "Tesla V100-SXM2-32GB", "Tesla T4"
@@ -69,17 +66,17 @@ def install(
     monkeypatch.setattr(hardware, "torch_cuda_version", lambda: cuda)
 
 
-@cases("name", "tflops")
+@pytest.mark.cases("name", "tflops")
 def test_peaks_are_dense_and_by_name(name: str, tflops: float) -> None:
     assert peak_flops(name) == tflops * 1e12
 
 
-@cases("name")
+@pytest.mark.cases("name")
 def test_no_peak_is_guessed(name: str) -> None:
     assert peak_flops(name) is None
 
 
-@cases("visible", "uuids")
+@pytest.mark.cases("visible", "uuids")
 def test_visible_devices_are_read_as_cuda_reads_them(monkeypatch, visible, uuids):
     install(monkeypatch, [A100, A100, A100])
     if visible is not None:
@@ -97,7 +94,7 @@ def test_gpus_show_what_others_do_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert part.memory_used_bytes == 2**30
 
 
-@cases("names", "has_bf16")
+@pytest.mark.cases("names", "has_bf16")
 def test_bf16_is_what_all_gpus_compute_in_and_not_what_torch_emulates(
     monkeypatch: pytest.MonkeyPatch, names: list[str], has_bf16: bool
 ) -> None:
@@ -130,7 +127,7 @@ def test_cores_are_the_devices_where_gpus_are_not_wanted_or_not_usable(monkeypat
     assert 0 < environment.device_memory_bytes <= psutil.virtual_memory().total
 
 
-@cases("asked", "names", "cuda", "says")
+@pytest.mark.cases("asked", "names", "cuda", "says")
 def test_what_is_asked_for_and_not_there_is_refused(monkeypatch, asked, names, cuda, says):
     install(monkeypatch, names, cuda=cuda)
     monkeypatch.setenv("DS_ACCELERATOR", asked)
@@ -166,7 +163,7 @@ def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(monkeypatch):
     assert hardware.usable_memory_bytes() == 12345
 
 
-@cases("line", "version")
+@pytest.mark.cases("line", "version")
 def test_what_torch_is_built_for_is_read_from_its_file(tmp_path, monkeypatch, line, version):
     (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
@@ -186,5 +183,5 @@ def test_nothing_heavy_is_imported() -> None:
         "detect_environment();"
         "print([m for m in ('torch', 'deepspeed', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = captured([sys.executable, "-c", code])
     assert done.stdout.strip() == "[]", done.stderr

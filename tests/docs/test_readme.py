@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from tests.captured import captured
 from tests.command_line import autotune
 from tests.hasty import HASTY
 
@@ -83,13 +84,11 @@ def test_every_command_runs(tmp_path: Path) -> None:
         # What is launched without autotune would compile for minutes, and a compiler that a time
         # limit ends leaves a lock that every later start waits on: it gets what is built already.
         lent = extensions_environment("cpu") if "launch.sh" in command else {}
-        done = subprocess.run(
+        done = captured(
             ["bash", "-c", f". .venv/bin/activate; {DEMO if command == 'make demo' else command}"],
             cwd=tmp_path,
             env={**os.environ, **lent},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=400,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -3,11 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.captured import captured
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NETWORK = re.compile(r"""<(?:script|link|img)\b[^>]*(?:src|href)="https?:[^"]*["']""")
@@ -32,11 +33,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         shipped = shipped.replace(ours, there)
     (folder / "mkdocs.yml").write_text(shipped)
     command = (sys.executable, "-m", "mkdocs", "build", "--strict")
-    done = subprocess.run(
+    done = captured(
         [*command, "--config-file", folder / "mkdocs.yml", "--site-dir", folder / "site"],
         cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode != 0

@@ -20,6 +20,7 @@ from autotune.base.private import user_cache
 from autotune.contract import Role, TrialResult, read_json
 from autotune.record.answer import answer_of
 from autotune.record.study import Study
+from tests.captured import captured
 from tests.examples.environments import (
     EXAMPLES,
     MATERIAL,
@@ -77,9 +78,7 @@ def run(example: Example, made: PinnedEnvironment | None, folder: Path) -> dict[
             print(done.stderr, file=sys.stderr)
             break
     python = sys.executable if made is None else made.python
-    versions = subprocess.run(
-        [python, "-c", _VERSIONS], check=True, capture_output=True, text=True, cwd=folder
-    )
+    versions = captured([python, "-c", _VERSIONS], check=True, cwd=folder)
     return {
         "command": " ".join(example.command),
         "versions": json.loads(versions.stdout),
@@ -118,15 +117,13 @@ def autotune(
     *flags: str,
 ) -> subprocess.CompletedProcess[str]:
     """Type our command before an example's, in its folder."""
-    return subprocess.run(
+    return captured(
         [
             *(sys.executable, "-P", "-m", "autotune", verb, "--results", str(results)),
             *(*flags, "--", *example.command),
         ],
         cwd=where,
         env=dict(environment),
-        capture_output=True,
-        text=True,
         timeout=3600,
     )
 

@@ -27,6 +27,7 @@ from autotune.space.built_in import SCRIPT_FILES
 from autotune.space.candidate import Candidate
 from autotune.testing import MEASURE
 from tests import snapshots
+from tests.captured import captured
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -155,9 +156,7 @@ def test_a_world_above_one_node_is_started_on_every_node(
     stand_in.chmod(0o755)
     env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
     host = socket.gethostname()
-    text = subprocess.run(
-        ["bash", script], env={**env, "MASTER_ADDR": host}, capture_output=True, text=True
-    ).stdout
+    text = captured(["bash", script], env={**env, "MASTER_ADDR": host}).stdout
     assert f"--nproc-per-node {per_node} " in text
     readme = (tmp_path / "out" / "README.md").read_text()
     if n_nodes == 1:
@@ -171,18 +170,14 @@ def test_a_world_above_one_node_is_started_on_every_node(
     assert "--standalone" not in text
     assert f"for {n_nodes} machines with {per_node} ranks each" in readme
     for loopback in ("localhost", "127.0.0.1"):
-        beside = subprocess.run(
-            ["bash", script], env={**env, "MASTER_ADDR": loopback}, capture_output=True, text=True
-        ).stdout
+        beside = captured(["bash", script], env={**env, "MASTER_ADDR": loopback}).stdout
         # All nodes are this machine, and cannot all serve: torchrun lets the first one.
         assert "is_host" not in beside
         assert f"--rdzv-endpoint {loopback}:29500 --local-addr {loopback}" in beside
-    alone = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
+    alone = captured(["bash", script], env=env)
     assert alone.returncode != 0
     assert "MASTER_ADDR: name one of the 2 machines" in alone.stderr
-    lost = subprocess.run(
-        ["bash", script], env={**env, "MASTER_ADDR": "no.invalid"}, capture_output=True, text=True
-    )
+    lost = captured(["bash", script], env={**env, "MASTER_ADDR": "no.invalid"})
     assert lost.returncode != 0
     assert "MASTER_ADDR=no.invalid" in lost.stderr
     assert "Traceback" not in lost.stderr
@@ -193,9 +188,7 @@ def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_n
     assert "TORCH_EXTENSIONS_DIR" in (out / "README.md").read_text()
     env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
     for named, is_noted in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
-        done = subprocess.run(
-            ["bash", out / "launch.sh"], env={**env, **named}, capture_output=True, text=True
-        )
+        done = captured(["bash", out / "launch.sh"], env={**env, **named})
         assert done.returncode == 0
         assert ("compiles DeepSpeed's extensions" in done.stderr) is is_noted
 
@@ -366,12 +359,10 @@ def test_a_folder_without_the_marker_is_somebody_else_s(tmp_path):
 def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
     out = export(tmp_path, job=tiny_job(tmp_path, **changes), **knobs)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    done = captured(
         ["bash", out / "launch.sh", "--steps", "2"],
         cwd=tmp_path,
         env={**clean, **extensions_environment("cpu"), "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,9 +2,6 @@ import pytest
 
 from autotune.base.errors import FleetError
 from autotune.fleet.gangs import GangAllocator, Slot
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 def slots(n):
@@ -91,7 +88,7 @@ def rack(*n_slots):
     )
 
 
-@cases("n_slots", "size", "shape", "capacity")
+@pytest.mark.cases("n_slots", "size", "shape", "capacity")
 def test_a_gang_takes_as_few_nodes_as_it_can_and_as_many_slots_of_each(
     n_slots, size, shape, capacity
 ):

@@ -15,6 +15,7 @@ from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet, other_agents
+from tests.captured import captured
 from tests.jobs import TINY
 from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
@@ -227,7 +228,7 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
     wait_until(has_shared_memory, "each rank has a segment")
     started = psutil.Process(coordinator.pid).children(recursive=True)
     agents = {process.pid for process in started}
-    seen = subprocess.run(ASKS, check=True, capture_output=True, text=True).stdout
+    seen = captured(ASKS, check=True).stdout
     assert agents & set(map(int, seen.split())), "another process sees its agent"
     assert not agents & set(other_agents()), "to whoever started it, it is none of others"
     os.kill(coordinator.pid, signal.SIGKILL)

@@ -4,11 +4,12 @@ It holds the wheels of a folder and this project, and sees the packages of the P
 this, which may itself be of an environment. Standard library only.
 """
 
-import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
+
+from tests.captured import captured
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _SEEN = "packages_beside.pth"
@@ -42,7 +43,7 @@ def make(environment: Path, wheels: Path, beside: Path) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = captured(command)
     if ran.returncode:
         sys.exit(f"{' '.join(command)}\n{ran.stdout}{ran.stderr}")
 

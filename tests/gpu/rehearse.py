@@ -15,7 +15,6 @@ import math
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from packaging.utils import canonicalize_name
 
 from autotune.contract import RESULT_FILE
 from autotune.fleet.node.ports import sweep_segments
+from tests.captured import captured
 from tests.gpu import offline, wheels
 from tests.gpu.piece import FILES, STAGES_FILE, TRIALS_FILE, read_json
 from tests.gpu.stages import REPOSITORY
@@ -149,10 +149,8 @@ def _take_extensions(python: Path) -> None:
     """Copy what is compiled for this environment: it is the same code, and takes minutes."""
     ours, made = (
         Path(
-            subprocess.run(
+            captured(
                 [p, "-c", _EXTENSIONS],
-                capture_output=True,
-                text=True,
                 check=True,
                 cwd=REPOSITORY,
                 env={**os.environ, "DS_ACCELERATOR": "cpu"},

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -21,6 +20,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from tests.captured import captured
 from tests.gpu.stages import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "gpu.md"
@@ -88,11 +88,8 @@ def find_python(release: str) -> Path:
     ):
         if candidate is None:
             continue
-        ran = subprocess.run(
-            [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"],
-            capture_output=True,
-            text=True,
-            check=False,
+        ran = captured(
+            [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
         )
         if ran.stdout.strip() == release:
             return Path(candidate)
@@ -238,13 +235,10 @@ def _short(command: Sequence[str]) -> str:
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    ran = subprocess.run(
+    ran = captured(
         command,
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **(variables or {})},
         cwd=tempfile.gettempdir(),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     if ran.returncode:
         wrong = [line for line in ran.stderr.splitlines() if line.strip()]

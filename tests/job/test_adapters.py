@@ -14,9 +14,6 @@ from autotune.job.job import Job, make_job
 from autotune.job.model import load_model
 from autotune.job.model_shape import train_flops_per_token
 from autotune.trial.scripts.train import add_adapters
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 SOUND: dict[str, Any] = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
 LORA = {"method": "lora", "rank": 4, "target_modules": ["v_proj", "q_proj"]}
@@ -54,7 +51,7 @@ def test_a_trial_is_told_what_to_train(job: Job) -> None:
     assert job.study != make_job(SOUND, where="x").study
 
 
-@cases("finetune", "says")
+@pytest.mark.cases("finetune", "says")
 def test_what_is_wrong_is_said_with_its_key(finetune: Any, says: str) -> None:
     error = complaint(finetune)
     assert error.message.startswith("job.yaml: finetune")

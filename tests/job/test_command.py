@@ -8,9 +8,6 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.job.command import check_command, is_of_this_environment
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 OURS = os.path.join(sys.prefix, "bin")
 
@@ -26,7 +23,7 @@ def test_a_program_that_is_not_there_is_told_with_what_is_likely_meant(
     assert helps in caught.value.hint
 
 
-@cases("command", "leads", "is_ours")
+@pytest.mark.cases("command", "leads", "is_ours")
 def test_a_shell_runs_the_python_that_it_finds(
     tmp_path: Path, command: list[str], leads: bool, is_ours: bool
 ) -> None:

@@ -7,11 +7,8 @@ from autotune.contract import ContractError, Fidelity, TrialSpec, to_dict
 from autotune.job.job import make_job
 from autotune.job.model import Model, load_model, model_from_config, with_layers
 from autotune.space.candidate import Candidate
-from tests.cases import Cases
 from tests.search.scripted import make
 from tests.trials import spec as spec_of
-
-cases = Cases(__file__)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +28,7 @@ def test_a_job_says_what_is_less(written: object, asked: list[Fidelity]) -> None
     assert make().fidelity is None
 
 
-@cases("written", "words")
+@pytest.mark.cases("written", "words")
 def test_what_is_not_less_is_refused(written: object, words: str) -> None:
     with pytest.raises(JobError, match=words):
         make(fidelity=written)
@@ -97,7 +94,7 @@ def test_a_word_for_every_layer_is_cut_with_them() -> None:
     assert cut["architectures"] == ["LlamaForCausalLM"]
 
 
-@cases("name", "layers", "dense", "windowed")
+@pytest.mark.cases("name", "layers", "dense", "windowed")
 def test_fewer_layers_of_a_mixture_keep_some_of_each_kind(
     name: str, layers: int, dense: int, windowed: int
 ) -> None:

@@ -7,9 +7,6 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.job.job import JobFile, default_study_name, make_job, read_job_file, resolve_paths
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
 
@@ -20,7 +17,7 @@ def complaint(flags: tuple[str, ...] = (), **changes: Any) -> JobError:
     return caught.value
 
 
-@cases("key", "value")
+@pytest.mark.cases("key", "value")
 def test_a_size_or_duration_names_its_file(key: str, value: Any) -> None:
     assert complaint(**{key: value}).message.startswith(f"job.yaml: {key}: {value!r} is not")
     flag = f"--{key.replace('_', '-')}"
@@ -56,7 +53,7 @@ def test_a_wrong_type_is_named() -> None:
     assert complaint(optimizer=3).message.startswith("job.yaml: optimizer: 3 is not allowed")
 
 
-@cases("model", "stem")
+@pytest.mark.cases("model", "stem")
 def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) -> None:
     file = JobFile.model_validate({**SOUND, "model": model})
     name = default_study_name(file)
@@ -116,7 +113,7 @@ def test_a_number_of_a_job_is_one_of_yaml_1_2(tmp_path: Path, text: str, read: i
     assert make_job(read_job_file(path), where=str(path)).seq_len == read
 
 
-@cases("key", "text", "said")
+@pytest.mark.cases("key", "text", "said")
 def test_what_only_yaml_1_1_knows_is_refused(
     tmp_path: Path, key: str, text: str, said: str
 ) -> None:

@@ -10,9 +10,6 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.job.job import make_job, read_job_file
 from autotune.job.lengths import FIXED, Lengths, parse_lengths
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
 
@@ -45,7 +42,7 @@ def test_a_csv_file_is_relative_to_the_job(tmp_path: Path) -> None:
         assert found.histogram == ((8, 5.0), (32, 15.0))
 
 
-@cases("lengths", "says")
+@pytest.mark.cases("lengths", "says")
 def test_what_is_wrong_is_said_with_its_place(lengths: Any, says: str) -> None:
     error = complaint(lengths)
     assert error.message.startswith("job.yaml: lengths")

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import subprocess
 import sys
 import textwrap
 from importlib import resources
@@ -30,6 +29,7 @@ from autotune.job.model_families import FAMILIES, is_split_by_ulysses, shape_by_
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
+from tests.captured import captured
 from tests.cases import Cases
 
 cases = Cases(__file__)
@@ -324,7 +324,7 @@ def test_a_known_model_needs_no_torch() -> None:
         "import sys; from autotune.job.model import load_model; load_model('llama-3-70b');"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = captured([sys.executable, "-c", code])
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -10,9 +10,6 @@ import pytest
 from autotune.job import origin
 from autotune.job.job import read_job_file
 from autotune.job.origin import code_of, deeds_of, is_inside
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def test_a_file_that_everybody_may_write_is_nobody_s(here: Path, mode: int) -> N
     assert is_inside(here / "link.yaml", here)
 
 
-@cases("data", "deeds")
+@pytest.mark.cases("data", "deeds")
 def test_what_a_job_runs_and_reads_is_listed(data: dict[str, Any], deeds: list[str]) -> None:
     found = deeds_of(data)
     assert len(found) == len(deeds)

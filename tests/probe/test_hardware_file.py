@@ -11,7 +11,6 @@ from autotune.devices.accelerators import accelerators_with, find_accelerator, r
 from autotune.devices.hardware import Environment
 from autotune.probe.figures import figures_of
 from autotune.probe.hardware_file import check_writable, entry_of, fits_of, write_hardware
-from tests.cases import Cases
 from tests.jobs import CPU
 from tests.probe.made_up import (
     CALL_S,
@@ -24,8 +23,6 @@ from tests.probe.made_up import (
     STREAM,
     points,
 )
-
-cases = Cases(__file__)
 
 GPU = Environment(
     accelerator="cuda",
@@ -167,7 +164,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         check_writable(tmp_path)
 
 
-@cases("before", "after")
+@pytest.mark.cases("before", "after")
 def test_a_measured_figure_that_is_none_is_refused(
     before: str, after: str, tmp_path: Path
 ) -> None:

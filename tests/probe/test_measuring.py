@@ -7,9 +7,6 @@ from autotune.contract import Outcome, Role, TrialResult
 from autotune.fleet.transports.base import Node
 from autotune.probe import measuring
 from autotune.probe.measuring import with_devices
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 NODES = (Node(name="one", devices=("0", "1", "0")), Node(name="two", devices=("0", "1", "2")))
 
@@ -23,7 +20,7 @@ def test_every_node_gives_as_many_devices_and_none_twice() -> None:
         with_devices(NODES, 0)
 
 
-@cases("devices", "wall_s", "source", "reason")
+@pytest.mark.cases("devices", "wall_s", "source", "reason")
 def test_the_rank_that_failed_is_named_with_its_node(
     devices: list[str], wall_s: float, source: str, reason: str
 ) -> None:

@@ -6,14 +6,11 @@ import pytest
 
 from autotune.contract import Diagnosis
 from autotune.record.bottleneck import Bound, bottleneck, bubble_share, shares_of_calls
-from tests.cases import Cases
 from tests.report.diagnosed import diagnosis, split_of
 from tests.trials import spec
 
-cases = Cases(__file__)
 
-
-@cases("shares", "bound")
+@pytest.mark.cases("shares", "bound")
 def test_the_largest_share_is_the_bound(shares, bound):
     found = bottleneck(spec(), diagnosis(**shares))
     assert found.bound == bound

@@ -12,11 +12,8 @@ from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialSpec
 from autotune.record.study import Study, flags_of, lost_result
 from autotune.space.candidate import Candidate
-from tests.cases import Cases
 from tests.search.scripted import make, ok
 from tests.search.test_sampler import spec_of
-
-cases = Cases(__file__)
 
 FILES = {"ds_config.json": "{}"}
 
@@ -251,7 +248,7 @@ def test_the_holder_is_a_process(study: Study, said: str, holder: int | None):
     assert study.holder() == holder
 
 
-@cases("name")
+@pytest.mark.cases("name")
 def test_a_folder_of_another_name_is_no_trial(study: Study, name: str):
     study.write_spec(a_spec(0), FILES)
     for each in (name, f"\udcff{name}"):

@@ -9,10 +9,7 @@ from autotune.base.errors import JobError
 from autotune.contract import Outcome
 from autotune.job.model import model_from_config
 from autotune.replay.problem import ReplayProblem, read_problem
-from tests.cases import Cases
 from tests.replay.tables import row, sweep, write
-
-cases = Cases(__file__)
 
 
 def problem(tmp_path: Path, *rows: dict[str, Any], wanted: str = "") -> ReplayProblem:
@@ -99,7 +96,7 @@ def test_a_device_that_nobody_knows_is_named(tmp_path: Path) -> None:
         problem(tmp_path, *rows)
 
 
-@cases("cells", "is_refused")
+@pytest.mark.cases("cells", "is_refused")
 def test_nothing_ran_in_more_memory_than_its_device_has(
     tmp_path: Path, cells: dict[str, str], is_refused: bool
 ) -> None:

@@ -8,10 +8,7 @@ from autotune.base.errors import JobError
 from autotune.contract import Outcome
 from autotune.replay.groups import group_rows
 from autotune.replay.rows import read_rows
-from tests.cases import Cases
 from tests.replay.tables import row, write
-
-cases = Cases(__file__)
 
 
 def test_cells_are_read_as_numbers_only_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -57,7 +54,7 @@ def test_a_word_for_what_a_run_came_to_that_is_not_known_is_refused(tmp_path: Pa
     assert "use ok, oom, oom_or_failed, formula, ok_analytic" in error.value.hint
 
 
-@cases("column", "value", "complaint")
+@pytest.mark.cases("column", "value", "complaint")
 def test_a_cell_that_is_no_number_is_named(
     tmp_path: Path, column: str, value: str, complaint: str
 ) -> None:
@@ -67,7 +64,7 @@ def test_a_cell_that_is_no_number_is_named(
     assert error.value.message == complaint
 
 
-@cases("column", "value", "complaint")
+@pytest.mark.cases("column", "value", "complaint")
 def test_what_cannot_have_been_measured_is_refused_before_a_search(
     tmp_path: Path, column: str, value: str, complaint: str
 ) -> None:

@@ -3,16 +3,15 @@
 import dataclasses
 from typing import Any
 
+import pytest
+
 from autotune.devices.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
 from autotune.probe.run import Probe
 from autotune.report.terminal.tables import print_told
-from tests.cases import Cases
 from tests.probe.made_up import points
 from tests.probe.test_hardware_file import GPU
 from tests.report.told import printed
-
-cases = Cases(__file__)
 
 
 def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
@@ -49,7 +48,7 @@ def test_what_was_reached_stands_beside_the_class() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-@cases("latency_s", "said")
+@pytest.mark.cases("latency_s", "said")
 def test_latencies_have_three_digits_and_no_exponent(latency_s: float, said: str) -> None:
     figures = probe().figures
     curve = dataclasses.replace(figures.links["all_reduce"], latency_s=latency_s)

@@ -17,7 +17,6 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
-from tests.cases import Cases
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -35,8 +34,6 @@ from tests.search.scripted import (
     spec_of_run,
     with_budget,
 )
-
-cases = Cases(__file__)
 
 JOB = make()
 OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
@@ -273,7 +270,7 @@ def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     assert (third.specs, again.speedup) == ([], answer.speedup), "it is over"
 
 
-@cases("budget", "compare", "is_interrupted")
+@pytest.mark.cases("budget", "compare", "is_interrupted")
 def test_what_is_recorded_counts_whatever_a_later_call_has_time_for(
     study: Study, budget: dict[str, Any], compare: Compared, is_interrupted: bool
 ):
@@ -341,7 +338,7 @@ def test_platform_faults_are_repeated_within_their_round(study: Study):
     assert [rounds.count(r) for r in range(3)] == [2, 4, 2]
 
 
-@cases("left", "n_runs")
+@pytest.mark.cases("left", "n_runs")
 def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
     lattice = lattice_of(JOB, stages=(0,), micro_batches=(4, 8), recompute=("none",))
     beside(study, lattice=lattice, interrupt=Patient(3))
@@ -425,7 +422,7 @@ def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():
     assert cold_s(warm) - cold_s(cold) == 3.0
 
 
-@cases("guard_steps", "step_s", "added_s")
+@pytest.mark.cases("guard_steps", "step_s", "added_s")
 def test_the_guard_takes_the_steps_that_a_run_would_not_take_without_it(
     guard_steps: int, step_s: float, added_s: float
 ):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.record.study import Study
+from tests.captured import captured
 from tests.cases import Cases
 from tests.hasty import HASTY
 
@@ -21,9 +22,7 @@ SPACE = cases.data["SPACE"]
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, timeout=400, env=ENVIRONMENT
-    )
+    return captured(words, cwd=folder, timeout=400, env=ENVIRONMENT)
 
 
 def test_spread_experts_are_found_confirmed_and_exported(tmp_path: Path) -> None:

@@ -13,10 +13,7 @@ from autotune.record.answer import Standing
 from autotune.record.gate import GateVerdict, Reference
 from autotune.search.gate import FIRST_LOOK, MISSED, MISSED_FIRST, MOST_ROUNDS, Look
 from autotune.search.trial_spec import Run
-from tests.cases import Cases
 from tests.search.scripted import ENVIRONMENT, candidate, make, ok, spec_of_run
-
-cases = Cases(__file__)
 
 JOB = make()
 BEST = candidate(JOB, zero__stage=1, micro_batch=4)
@@ -72,7 +69,7 @@ def verdict(truth: float, then: float, now: float, draw: random.Random) -> GateV
     return look(known, runs).verdict if found is GateVerdict.UNDECIDED else found
 
 
-@cases("then", "now")
+@pytest.mark.cases("then", "now")
 def test_at_the_limit_it_is_rarely_sure(then: float, now: float) -> None:
     """A machine may be noisier than it was; each side is wrong in 2.5% at the most."""
     draw = random.Random(7)

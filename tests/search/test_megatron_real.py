@@ -13,6 +13,7 @@ import pytest
 from autotune.contract import Start
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
+from tests.captured import captured
 from tests.hasty import HASTY
 from tests.searches import MODEL, check_all_measured
 
@@ -23,13 +24,8 @@ pytestmark = [
 
 
 def autotune(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", HASTY, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=dict(os.environ),
+    return captured(
+        [sys.executable, "-P", HASTY, *words], cwd=folder, timeout=400, env=dict(os.environ)
     )
 
 
@@ -98,11 +94,9 @@ def test_an_export_trains(folder: Path, tmp_path: Path) -> None:
         folder=folder,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    trained = subprocess.run(
+    trained = captured(
         ["bash", str(out / "launch.sh"), "--steps", "2"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=200,
         env={**os.environ, "PYTHON": sys.executable},
     )
@@ -125,11 +119,9 @@ def test_a_mixture_is_searched_and_its_export_trains(tmp_path: Path, model: str)
     assert done.returncode == 0, done.stderr[-3000:]
     done = autotune("export", "--to", "megatron-core", "--out", "out", folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    trained = subprocess.run(
+    trained = captured(
         ["bash", "out/launch.sh", "--steps", "2"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=200,
         env={**os.environ, "PYTHON": sys.executable},
     )

@@ -16,7 +16,6 @@ from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
 from autotune.search.trial_spec import BRIEF_MEASURE, MEASURE, WARM_MEASURE
-from tests.cases import Cases
 from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,
@@ -35,8 +34,6 @@ from tests.search.scripted import (
     with_budget,
 )
 from tests.trials import LIMITS
-
-cases = Cases(__file__)
 
 LOAD = "other processes took 40% of core 0"
 
@@ -303,7 +300,7 @@ def test_what_stopped_early_is_kept_counted_and_told_at_its_median(study: Study)
     assert again.specs == []
 
 
-@cases("wish", "share")
+@pytest.mark.cases("wish", "share")
 def test_whether_a_slow_one_has_lost_depends_on_what_is_wished_for(study, wish, share):
     job = make(trials=3, **wish)
     fleet = ScriptedFleet(lambda spec: ok(spec, 100.0))

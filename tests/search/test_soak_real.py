@@ -1,28 +1,17 @@
 """Soaks of real trainings: checkpoints go on where they were, and faults are found."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from autotune.base.errors import ExitCode
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.door import export_handout, handout_of
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.transports.local import local_fleet
-from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.runner import Runner
 from autotune.search.soak import Soak, soak_trials
 from tests import trials
-from tests.cases import Cases
-from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
-
-cases = Cases(__file__)
+from tests.jobs import TINY
 
 pytestmark = pytest.mark.real
 
@@ -59,7 +48,7 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
 """AutoTP splits models that it knows."""
 
 
-@cases("zero", "config", "spec")
+@pytest.mark.cases("zero", "config", "spec")
 @pytest.mark.thorough
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
     ran = soak(record, 0.1, zero, config, **spec)
@@ -72,32 +61,3 @@ def test_a_leak_and_a_state_that_no_checkpoint_holds_are_found(record):
     problems = ran.failures
     assert any("does not hold all of the training" in problem for problem in problems)
     assert any("memory grows: private_data" in problem for problem in problems)
-
-
-def test_an_export_is_soaked_from_the_command_line(tmp_path):
-    job = tiny_job(tmp_path)
-    out = tmp_path / "out"
-    export_handout(
-        handout_of(
-            canonical_candidate(job, zero__stage=3, micro_batch=2, recompute="full"),
-            engine=DeepSpeedEngine(job, CPU),
-            job=job,
-            environment=CPU,
-        ),
-        out,
-        to="deepspeed",
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "soak", "--from", out, "--minutes", "0.1", "--json"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == ExitCode.FOUND, done.stdout + done.stderr
-    answer = json.loads(done.stdout)
-    assert (answer["passed"], answer["problems"]) == (True, [])
-    assert answer["checkpoint"]["loss_deviation"] < 1e-4
-    assert answer["minutes"] >= 0.1
-    found = read_soak(out)
-    assert found.steps == answer["steps"]

@@ -17,7 +17,6 @@ from autotune.search.history import History, busy_s
 from autotune.search.objective import Objective
 from autotune.search.race import LOSS
 from autotune.search.stop import expects_no_gain, n_done, why_no_gain, why_stop
-from tests.cases import Cases
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -33,8 +32,6 @@ from tests.search.scripted import (
 )
 from tests.search.test_sampler import spec_of
 from tests.search.test_steering import steering
-
-cases = Cases(__file__)
 
 JOB = make(trials=3)
 OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
@@ -183,7 +180,7 @@ def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
     assert re.search(r"save \S+ GPU-hours \(\S+\) of .* costs \S+ GPU-hours \(\S+\)$", said[-1])
 
 
-@cases("with_baseline", "gain", "pays")
+@pytest.mark.cases("with_baseline", "gain", "pays")
 def test_hours_are_those_at_the_speed_of_the_baseline(with_baseline, gain, pays):
     job = make(gpu_hours=100.0)
     session = session_of(Study(Path(), "scripted"), job)

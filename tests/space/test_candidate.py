@@ -3,9 +3,6 @@ import json
 import pytest
 
 from autotune.space.candidate import Candidate, format_value
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 KNOBS = {"zero.stage": 2, "micro_batch": 4, "tp": 2, "overlap_comm": True}
 
@@ -58,6 +55,6 @@ def test_knobs_travel_through_json():
     assert Candidate.of(json.loads(json.dumps(make().values)), world=8, global_batch=64) == make()
 
 
-@cases("value", "text")
+@pytest.mark.cases("value", "text")
 def test_values_are_spelled_as_settings_read_them(value, text):
     assert format_value(value) == text

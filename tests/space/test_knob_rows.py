@@ -5,12 +5,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from autotune.job.model import load_model
 from autotune.space.knob import Context, Knob, Knobs
 from autotune.space.knob_rows import read_knobs
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 CONTEXT = Context(
     model=load_model("gpt2").shape, world=8, global_batch=8, precision="bf16", accelerator="cuda"
@@ -35,7 +34,7 @@ def read(tmp_path: Path, **row: object) -> Knob:
     return read_knobs(tmp_path / "knobs.json", Knob, sys.modules[__name__])["asked"]
 
 
-@cases("acts", "expected")
+@pytest.mark.cases("acts", "expected")
 def test_where_a_knob_acts(tmp_path: Path, acts: str, expected: bool) -> None:
     assert read(tmp_path, acts=acts).is_active({**VALUES, "asked": 1}, CONTEXT) is expected
 

@@ -11,15 +11,13 @@ from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.planning.lattice import lattice_of
 from autotune.space.candidate import Candidate
 from autotune.space.script import Script, reach_of, recompute_name
-from tests.cases import Cases
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
 
-cases = Cases(__file__)
 SCRIPTS = {"raw": RAW, "trainer": TRAINER, "by arguments": BY_ARGUMENTS}
 
 
-@cases("script", "changes", "more", "ways", "left_out")
+@pytest.mark.cases("script", "changes", "more", "ways", "left_out")
 def test_knobs_reach_a_script_by_some_way_or_are_left_out_with_the_reason(
     script: str,
     changes: dict[str, Any],

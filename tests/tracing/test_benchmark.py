@@ -1,19 +1,18 @@
 """Traced memory is what a real step on a CPU allocates, by the allocator's own reports."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.captured import captured
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_real_steps_hold_what_was_traced() -> None:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "benchmarks/trace_memory.py", "--half", "--seq-len", "128", "--json"],
         cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,7 @@ from autotune.job.model_probe import NotUsableError
 from autotune.tracing.child import answer_to
 from autotune.tracing.moments import Kind, StepPhase, Traced
 from benchmarks.trace_memory import largest
-from tests.cases import Cases
 from tests.tracing.requests import request_for
-
-cases = Cases(__file__)
 
 HERE = str(Path(__file__).resolve().parents[2])
 
@@ -74,7 +71,7 @@ def test_a_gpu_keeps_no_dropped_scores() -> None:
     assert on_gpu.peak_bytes < 0.9 * on_cpu.peak_bytes
 
 
-@cases("name", "says", "fix")
+@pytest.mark.cases("name", "says", "fix")
 def test_what_cannot_be_traced_says_where_and_what_to_do(name, says, fix) -> None:
     with pytest.raises(NotUsableError, match=says) as caught:
         answer_to(request_for(factory(name)))

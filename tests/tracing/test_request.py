@@ -11,9 +11,6 @@ from autotune.space.candidate import Candidate
 from autotune.tracing import request as asked
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import Kind, Part, StepPhase, Traced
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 JOB = make_job({"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}, where="here")
 
@@ -56,7 +53,7 @@ def test_drawn_lengths_are_refused(requests) -> None:
     assert not requests
 
 
-@cases("knobs", "gradients")
+@pytest.mark.cases("knobs", "gradients")
 def test_gradients_are_as_the_engine_keeps_them(knobs, gradients, requests) -> None:
     trace_candidate(JOB, candidate(**knobs), accelerator="cpu")
     assert requests[0]["gradients"] == gradients

@@ -16,6 +16,7 @@ from autotune.contract import PARENT_ENV
 from autotune.fleet.node.processes import NodePart, ranks_command
 from autotune.trial.launcher import EXIT_FILE
 from autotune.trial.rendezvous import listen_on
+from tests.captured import captured
 from tests.trials import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -125,13 +126,7 @@ print(json.dumps({case.__name__: run(case) for case in CASES}))
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("forks")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = captured([sys.executable, "-c", SCRIPT, str(folder)], cwd=REPOSITORY, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answers

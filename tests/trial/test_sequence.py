@@ -4,9 +4,6 @@ import pytest
 import torch
 
 from autotune.trial.scripts.train import IGNORED, collate, gradient_scale, sequence_piece
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 def padded():
@@ -43,7 +40,7 @@ def test_a_length_that_does_not_divide_is_refused():
         sequence_piece(padded(), sp=4, rank=0)
 
 
-@cases("zero", "scale")
+@pytest.mark.cases("zero", "scale")
 def test_the_scale_is_that_of_the_reduction(zero, scale):
     assert gradient_scale({"zero_optimization": zero}, 4) == scale
     assert gradient_scale({"zero_optimization": zero}, 1) == 1

@@ -9,10 +9,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import look_up
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from tests.cases import Cases
 from tests.jobs import CPU, canonical_candidate, tiny_job
-
-cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -76,14 +73,14 @@ def test_keys_that_no_knob_knows_ride_along_in_that_trial_only(tmp_path, engine)
     assert its_engine.overridden(candidate)["optimizer"][0]["type"] == "Lion"
 
 
-@cases("batch", "micro_batch")
+@pytest.mark.cases("batch", "micro_batch")
 def test_the_batch_keys_are_read_as_deepspeed_reads_them(tmp_path, engine, batch, micro_batch):
     _, candidate = engine.baseline(write(tmp_path, **batch))
     assert candidate.micro_batch == micro_batch
     assert candidate.micro_batch * candidate.grad_accum * candidate.dp == 8
 
 
-@cases("batch", "said")
+@pytest.mark.cases("batch", "said")
 def test_a_contradicting_batch_is_answered_with_the_arithmetic(tmp_path, engine, batch, said):
     with pytest.raises(JobError) as caught:
         engine.baseline(write(tmp_path, **batch))
@@ -91,7 +88,7 @@ def test_a_contradicting_batch_is_answered_with_the_arithmetic(tmp_path, engine,
     assert said in caught.value.message
 
 
-@cases("config", "said")
+@pytest.mark.cases("config", "said")
 def test_what_is_no_baseline_is_refused(tmp_path, engine, config, said):
     """A wrong value is named before what else differs."""
     file = tmp_path / "mine.json"
@@ -100,7 +97,7 @@ def test_what_is_no_baseline_is_refused(tmp_path, engine, config, said):
         engine.baseline(file)
 
 
-@cases("config", "written", "notes")
+@pytest.mark.cases("config", "written", "notes")
 def test_another_spelling_is_read_and_told(tmp_path, engine, config, written, notes):
     """By what stands in the file then, null: nothing; and how the key ran."""
     file = tmp_path / "mine.json"

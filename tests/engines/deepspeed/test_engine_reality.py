@@ -417,7 +417,7 @@ def test_the_committed_record_says_what_trains(trained):
     if not SWAPS:
         claimed = {p for p in claimed if p[1] != "nvme" and p[0] not in ONLY_SWAPPING}
         ran = {pair for pair in ran if pair[0] not in ONLY_SWAPPING}
-    assert claimed - {("compile", "torch")} == ran, "python -m tests.record_knobs"
+    assert claimed - {("compile", "torch")} == ran, "make record"
 
 
 @pytest.mark.thorough

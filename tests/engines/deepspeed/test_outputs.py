@@ -8,10 +8,7 @@ import pytest
 from autotune.base.nested import look_up, merge
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.outputs import without_outputs
-from tests.cases import Cases
 from tests.jobs import CPU, canonical_candidate, tiny_job
-
-cases = Cases(__file__)
 
 TEMPLATES = Path(__file__).parents[3] / "templates"
 
@@ -22,7 +19,7 @@ def nested(path, value):
     return value
 
 
-@cases("path", "value")
+@pytest.mark.cases("path", "value")
 def test_what_would_be_written_is_left_out_and_told(path, value):
     given = merge(nested(path, value), {"zero_optimization": {"stage": 2}})
     config, notes = without_outputs(given)
@@ -32,7 +29,7 @@ def test_what_would_be_written_is_left_out_and_told(path, value):
     assert look_up(given, path) == value  # the user's own is left as it is
 
 
-@cases("path", "value")
+@pytest.mark.cases("path", "value")
 def test_what_writes_nothing_stays(path, value):
     assert without_outputs(nested(path, value)) == (nested(path, value), {})
 

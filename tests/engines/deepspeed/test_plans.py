@@ -12,10 +12,7 @@ from autotune.cost import load_constants, predict
 from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.model import model_from_config
-from tests.cases import Cases
 from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
-
-cases = Cases(__file__)
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def value(plans, column):
     return float(np.broadcast_to(plans.columns()[column], 1)[0])
 
 
-@cases("knobs", "column", "expected")
+@pytest.mark.cases("knobs", "column", "expected")
 def test_a_knob_reaches_its_column(tmp_path, knobs, column, expected):
     chosen = {name: value for name, value in knobs.items() if name != "of_job"}
     precision = knobs.get("of_job", "bf16")
@@ -145,7 +142,7 @@ def test_what_cannot_be_predicted_says_so(job):
         plans_of([canonical_candidate(job)], factory, A100)
 
 
-@cases("family", "sizes")
+@pytest.mark.cases("family", "sizes")
 def test_a_family_whose_config_leaves_a_size_open_is_named(job, family, sizes):
     config = {"model_type": family, "vocab_size": 640, **sizes}
     other = dataclasses.replace(job, model=model_from_config("mine", config, where="config.json"))

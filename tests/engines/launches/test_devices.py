@@ -3,10 +3,7 @@
 import pytest
 
 from autotune.app.check import CheckFlags, check_files
-from tests.cases import Cases
 from tests.check.files import checked, messages, rules, write
-
-cases = Cases(__file__)
 
 CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 RULE = "file.visible_devices"
@@ -17,7 +14,7 @@ def said(tmp_path, line: str, **how: object) -> str:
     return messages(checked(path, launch=f"{line} --deepspeed_config {path}", **how), RULE)
 
 
-@cases("line")
+@pytest.mark.cases("line")
 def test_ranks_without_a_device_are_told(tmp_path, line):
     told = said(tmp_path, line)
     assert "leaves 3 of a node's devices visible, and the line starts 6 ranks" in told
@@ -25,7 +22,7 @@ def test_ranks_without_a_device_are_told(tmp_path, line):
     assert "start 3 ranks a node" in told
 
 
-@cases("line")
+@pytest.mark.cases("line")
 def test_devices_that_suffice_or_that_nobody_knows_are_not(tmp_path, line):
     assert said(tmp_path, line) == ""
 

@@ -1,12 +1,11 @@
 """What a file says to Slurm."""
 
+import pytest
+
 from autotune.engines.launches.slurm import gpu_of, options_of, variables_of
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
-@cases("gres", "gpus", "kind")
+@pytest.mark.cases("gres", "gpus", "kind")
 def test_the_gpus_of_a_node_are_those_among_its_resources(gres, gpus, kind):
     options = options_of(f"#!/bin/bash\n#SBATCH -N 2 --gres={gres}\n")
     assert variables_of(options).get("SLURM_GPUS_ON_NODE") == gpus

@@ -17,11 +17,8 @@ from autotune.engines.megatron.flags import (
     releases,
     words_of,
 )
-from tests.cases import Cases
 from tests.record_megatron_flags import flags_of, gathered, spread
 from tests.recorded_json import as_text
-
-cases = Cases(__file__)
 
 
 @pytest.mark.skipif("MEGATRON_PATH" not in os.environ, reason="MEGATRON_PATH names no checkout")
@@ -58,12 +55,12 @@ def test_a_misspelt_flag_is_answered_with_the_nearest():
     assert raised.value.hint == "did you mean --tensor-model-parallel-size?"
 
 
-@cases("name", "value", "words")
+@pytest.mark.cases("name", "value", "words")
 def test_words_of_an_argument(name, value, words):
     assert words_of(name, value, newest_release()) == words
 
 
-@cases("name", "value", "message")
+@pytest.mark.cases("name", "value", "message")
 def test_a_value_that_the_parser_refuses_is_refused(name, value, message):
     with pytest.raises(JobError, match=message):
         words_of(name, value, "0.14")

@@ -16,10 +16,7 @@ from autotune.engines.megatron.model_arguments import (
     pattern_text,
 )
 from autotune.job.model import Model, load_model, model_from_config
-from tests.cases import Cases
 from tests.engines.megatron.trained import MIXTURES
-
-cases = Cases(__file__)
 
 Q, D, G = MIXTURES.values()
 THETA = {"rope_theta": 10_000.0}
@@ -30,13 +27,13 @@ def model(config: dict[str, Any], **changes: Any) -> Model:
     return model_from_config("m", {**config, **changes}, where="test")
 
 
-@cases("name", "changes", "why")
+@pytest.mark.cases("name", "changes", "why")
 def test_what_megatron_would_train_otherwise_is_refused(name, changes, why):
     with pytest.raises(JobError, match=why):
         model_arguments(model(MIXTURES[name], **changes), 32)
 
 
-@cases("name", "why")
+@pytest.mark.cases("name", "why")
 def test_a_family_that_is_not_known_is_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(JobError, match=why):
         model_arguments(load_model(name), 32)
@@ -80,7 +77,7 @@ def test_the_balance_of_experts_is_what_a_training_sets() -> None:
     assert model_arguments(model(D), 32)["moe_aux_loss_coeff"] == 0.0
 
 
-@cases("pattern", "text")
+@pytest.mark.cases("pattern", "text")
 def test_patterns_of_layers_are_read_as_they_are_written(pattern: list[int], text: str) -> None:
     assert pattern_text(pattern) == text
     assert pattern_of(text) == pattern

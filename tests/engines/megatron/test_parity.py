@@ -6,7 +6,6 @@ refused before: see test_model_arguments.py.
 
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from autotune.contract import TrialSpec, settings_of
+from tests.captured import captured
 from tests.cases import Cases
 from tests.engines.megatron.trained import MIXTURES, REPOSITORY, case_of, job_for, layouts_of
 
@@ -43,11 +43,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     cases = [_case(config, folder / str(n)) for n, config in enumerate(MODELS.values())]
     asked, answered = folder / "cases.json", folder / "answers.json"
     asked.write_text(json.dumps(cases))
-    done = subprocess.run(
+    done = captured(
         [sys.executable, str(DRIVER), str(asked), str(answered)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]

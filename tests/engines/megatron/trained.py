@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
+from tests.captured import captured
 from tests.jobs import CPU
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -128,11 +128,9 @@ def train(
         for number, (engine, candidate) in enumerate(cases)
     ]
     asked.write_text(json.dumps(described))
-    done = subprocess.run(
+    done = captured(
         [sys.executable, str(DRIVER), str(asked), str(answered)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_path())},
-        capture_output=True,
-        text=True,
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.engines.deepspeed.knobs import KNOBS as KNOB_ROWS
 from autotune.export import trainer
 from tests import forked_children
+from tests.captured import captured
 from tests.cases import Cases
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
@@ -74,12 +74,10 @@ def as_read(
     else:
         environment = {**os.environ, **variables}
         environment.pop("PYTHONPATH", None)
-        done = subprocess.run(
+        done = captured(
             [python, "-c", code, *arguments],
             env=environment | activated(Path(python)),
             cwd=out,
-            capture_output=True,
-            text=True,
             timeout=900,
         )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -491,12 +489,10 @@ def losses_of(out: Path, *arguments: str, python: str = sys.executable) -> list[
     lent = extensions_environment("cpu") if is_ours else activated(Path(python))
     # What runs beside this test may have taken a launcher's own port.
     port = {"MASTER_PORT": str(free_ports(1)[0])}
-    done = subprocess.run(
+    done = captured(
         ["bash", out / "launch.sh", *arguments],
         cwd=out.parent,
         env={**os.environ, **lent, **port, "PYTHON": python, "AXOLOTL_DO_NOT_TRACK": "1"},
-        capture_output=True,
-        text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]

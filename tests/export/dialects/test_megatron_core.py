@@ -1,7 +1,6 @@
 """The training script of Megatron's trials, exported: it trains with megatron-core alone."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.export.door import export_handout, handout_of
 from autotune.space.candidate import Candidate
+from tests.captured import captured
 from tests.jobs import CPU, tiny_job
 
 
@@ -39,12 +39,10 @@ def test_it_is_written_where_nobody_names_a_dialect_and_says_what_it_needs(tmp_p
 @pytest.mark.real
 def test_it_trains_as_it_is(tmp_path):
     out = exported(tmp_path, tp=2, sequence_parallel=True, micro_batch=4)
-    done = subprocess.run(
+    done = captured(
         ["bash", "launch.sh", "--steps", "2"],
         cwd=out,
         env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]

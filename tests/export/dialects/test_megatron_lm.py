@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,10 @@ from autotune.job.job import CHECKOUT_WORKLOAD
 from autotune.planning.explained import estimate_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.search.trial_spec import MEASURE
-from tests.cases import Cases
+from tests.captured import captured
 from tests.export.dialects.test_megatron_core import exported as exported_for_cpu
 from tests.jobs import CPU
 from tests.megatron_parser import REFUSED, validated
-
-cases = Cases(__file__)
 
 WORLD = 16
 DENSE = {"model": "llama-3-8b", "seq_len": 8192, "global_batch": 256, "world": WORLD}
@@ -60,7 +57,7 @@ def test_experts_are_split_as_the_layers_are_where_those_are_split(tmp_path, set
 
 
 @pytest.mark.parametrize("to", ["megatron", "megatron-bridge"])
-@cases("there")
+@pytest.mark.cases("there")
 def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_path, there, to):
     """Megatron-Bridge brings them."""
     out = exported(tmp_path, DENSE, "tp=1 pp=1", to=to, there=there)
@@ -74,12 +71,10 @@ def test_kernels_that_are_not_there_are_turned_off_where_the_consumer_can(tmp_pa
 
 def program(folder):
     """The words that a launch script starts, as bash makes them."""
-    done = subprocess.run(
+    done = captured(
         ["bash", "-euc", 'source ./megatron_args.sh; printf "%s\\0" "${PROGRAM[@]}"'],
         cwd=folder,
         env={**os.environ, "MEGATRON_PATH": "/checkout"},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return done.stdout.split("\0")[:-1]
@@ -125,7 +120,7 @@ def test_a_run_is_written_for_each_release(tmp_path, release):
     assert vocab == 128256 - (release in ("0.14", "0.15", "0.16", "0.17"))
 
 
-@cases("study", "measured", "to", "written")
+@pytest.mark.cases("study", "measured", "to", "written")
 def test_a_study_is_written_for_the_release_that_its_trials_ran(
     tmp_path, study, measured, to, written
 ):

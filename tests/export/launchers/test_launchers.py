@@ -17,13 +17,11 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.dialects.settings import FIELDS_FILE
 from autotune.export.door import can_start
-from tests.cases import Cases
+from tests.captured import captured
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
 from tests.jobs import CPU
-
-cases = Cases(__file__)
 
 TWO_NODES = {"world": 16, "global_batch": 32}
 
@@ -96,12 +94,10 @@ def printed(command: list[str | Path], folder: Path, **variables: str) -> str:
     variables_here = {
         name: value for name, value in os.environ.items() if not name.startswith("MASTER_")
     }
-    done = subprocess.run(
+    done = captured(
         command,
         cwd=folder,
         env={**variables_here, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -133,9 +129,7 @@ def test_a_hostfile_without_names_is_not_started(tmp_path):
     (out / "bin").mkdir()
     stand_in(out / "bin", "python", 'cat "$DS_ENV_FILE"; echo "$@"')
     environment = {**os.environ, "PYTHON": str(out / "bin" / "python"), "OMP_NUM_THREADS": "3"}
-    done = subprocess.run(
-        ["bash", out / "launch.sh"], env=environment, capture_output=True, text=True
-    )
+    done = captured(["bash", out / "launch.sh"], env=environment)
     assert done.returncode == 2
     assert "put the names of your machines" in done.stderr
     named = out / "mine"
@@ -203,11 +197,9 @@ def test_slurm_runs_the_ranks_of_every_node(tmp_path):
     named = {"MASTER_ADDR": "localhost", "MASTER_PORT": "7000"}
     text = printed(command, out, FIRST="n0.invalid", **named, **given)
     assert text.count("--rdzv-endpoint localhost:7000") == 2
-    wrong = subprocess.run(
+    wrong = captured(
         ["bash", out / "job.sbatch"],
         env={**os.environ, **given, "SLURM_SUBMIT_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
     )
     assert wrong.returncode == 2
     assert "holds no launch.sh" in wrong.stderr
@@ -307,7 +299,7 @@ def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
 SKYPILOT = json.loads(FIELDS_FILE.read_text())["skypilot"]
 
 
-@cases("device", "gib", "name")
+@pytest.mark.cases("device", "gib", "name")
 def test_skypilot_is_asked_for_the_gpus_by_its_own_names(tmp_path, device, gib, name):
     there = dataclasses.replace(GPUS, device_name=device, device_memory_bytes=int(gib * 2**30))
     out = export(handed(tmp_path, environment=there, micro_batch=2), tmp_path, "hf", "skypilot")
@@ -365,11 +357,9 @@ def test_ray_trains(tmp_path):
         timeout=300,
     )
     try:
-        done = subprocess.run(
+        done = captured(
             [sys.executable, out / "ray_job.py", "--max_steps", "2"],
             env={**os.environ, "PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
             timeout=900,
         )
     finally:

@@ -9,9 +9,6 @@ import pytest
 from autotune.contract import RANKS_DIR, SCRATCH_ENV
 from autotune.fleet.node import files
 from autotune.fleet.node.files import Incoming, TrialFiles, node_folder, packed
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +107,7 @@ def test_pieces_make_the_same_file_again_however_often_they_come(tmp_path: Path)
     assert sorted(p.name for p in (tmp_path / RANKS_DIR).iterdir()) == ["00.json"]
 
 
-@cases("name")
+@pytest.mark.cases("name")
 def test_a_node_writes_reports_and_logs_of_its_trial_and_nothing_else(tmp_path, name):
     with pytest.raises(ValueError, match="no report and no log"):
         Incoming(tmp_path).take(name, 0, text(b"x"))

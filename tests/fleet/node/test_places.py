@@ -4,10 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
-from tests.cases import Cases
+import pytest
 
-cases = Cases(__file__)
+from autotune.fleet.node.places import DevicePlace, core_places, gpu_places
 
 
 class NoAnswerError(Exception):
@@ -125,7 +124,7 @@ def test_a_driver_that_does_not_answer_leaves_places_empty(tmp_path: Path) -> No
     assert gpu_places(["GPU-0"], driver=driver, sysfs=tmp_path) == (DevicePlace(),)
 
 
-@cases("lists", "domains")
+@pytest.mark.cases("lists", "domains")
 def test_cores_belong_to_a_numa_node(tmp_path: Path, lists: list[str], domains: list[str]) -> None:
     for number, listed in enumerate(lists):
         folder = tmp_path / f"devices/system/node/node{number}"

@@ -8,9 +8,7 @@ import pytest
 
 from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
-from tests.cases import Cases
-
-cases = Cases(__file__)
+from tests.captured import captured
 
 
 def test_leases_at_the_same_time_differ_and_can_be_bound():
@@ -39,7 +37,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
     reason="needs root, iproute2 and unshare, for a network namespace",
 )
-@cases("loopback", "why")
+@pytest.mark.cases("loopback", "why")
 def test_a_machine_without_loopback_is_told_what_is_missing(loopback, why):
     script = (
         "from autotune.fleet.node.ports import lease_port\n"
@@ -48,12 +46,8 @@ def test_a_machine_without_loopback_is_told_what_is_missing(loopback, why):
         "except FleetError as error: print(error.message, error.hint)\n"
     )
     command = f'{loopback}; exec "$0" -c "$1"'
-    done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", command, sys.executable, script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
+    done = captured(
+        ["unshare", "--net", "sh", "-c", command, sys.executable, script], check=True, timeout=60
     )
     assert (
         f"cannot meet at 127.0.0.1, an address that this machine has to have: {why}" in done.stdout

@@ -22,10 +22,7 @@ from autotune.fleet.node import ranks
 from autotune.fleet.node.ports import segments_at
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.node.warm import WarmTemplates
-from tests.cases import Cases
 from tests.trials import spec
-
-cases = Cases(__file__)
 
 
 class Process:
@@ -153,7 +150,7 @@ def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(machin
     assert machine.ranks._lease is None
 
 
-@cases("text", "codes")
+@pytest.mark.cases("text", "codes")
 def test_exit_codes_that_are_none_are_left_out(machine, text, codes):
     (machine.ranks.folder / RANKS_DIR / "exit_00.json").write_text(text)
     machine.process.code = 1

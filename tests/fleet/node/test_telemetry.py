@@ -5,9 +5,6 @@ import pytest
 from autotune.contract import Phase, RankReport
 from autotune.fleet.node.telemetry import Reading, Telemetry, use_between
 from autotune.fleet.reports import measured_span_s
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 
 def reading(at_s, *, device=0, **fields):
@@ -40,7 +37,7 @@ def test_a_gang_that_is_known_in_part_has_no_energy():
     assert use_between(readings, 2.0, 6.0).energy_j is None
 
 
-@cases("bits", "throttled", "reasons")
+@pytest.mark.cases("bits", "throttled", "reasons")
 def test_an_idle_device_is_not_throttled(bits, throttled, reasons):
     found = use_between([reading(1.0, throttle_bits=bits)], 0.0, 2.0)
     assert (found.throttled, found.throttle_reasons) == (throttled, reasons)

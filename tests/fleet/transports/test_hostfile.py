@@ -22,15 +22,13 @@ from autotune.fleet.transports import hostfile
 from autotune.fleet.transports.hostfile import HostfileTransport, read_hostfile
 from autotune.fleet.transports.remote import Host
 from autotune.record.study import Study
-from tests.cases import Cases
+from tests.captured import captured
 from tests.clusters.ssh import core_of, needs_ssh_nodes, ssh_nodes
 from tests.command_line import autotune
 from tests.fleet.transports.answers import check_same_answer
 from tests.hasty import HASTY
 from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
-
-cases = Cases(__file__)
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -45,7 +43,7 @@ def test_a_hostfile_names_hosts_and_their_slots(tmp_path: Path) -> None:
     )
 
 
-@cases("text", "message")
+@pytest.mark.cases("text", "message")
 def test_a_hostfile_that_is_none_says_which_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hostfile"
     file.write_text(text)
@@ -96,7 +94,7 @@ def listeners(nodes) -> set[str]:
     found = set()
     for name in nodes.names:
         command = ["ip", "netns", "exec", name, "ss", "-Hltn", "sport != :22"]
-        for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():
+        for line in captured(command).stdout.splitlines():
             found.add(line.split()[3].rpartition(":")[0])
     return found
 
@@ -204,7 +202,7 @@ def test_nodes_answer_as_here_and_what_they_are_handed_is_soaked_and_launched_on
     def soak(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autotune", "soak", "--json", "--minutes", "0.1"]
         words = [*command, *nodes.flags, *more]
-        return subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+        return captured(words, cwd=tmp_path)
 
     done = soak("--results", str(search.study.root))
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
@@ -245,11 +243,9 @@ def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
     torchrun = str(Path(sys.executable).parent / "torchrun")
     command = [sys.executable, "-P", HASTY, "diagnose", "--json"]
     flags = ["--results", str(tmp_path), *nodes.flags_of(hosts)]
-    done = subprocess.run(
+    done = captured(
         [*command, *flags, "--", torchrun, "--nproc-per-node", "2", "train.py"],
         cwd=EXAMPLES / "deepspeed_dict",
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -266,7 +262,7 @@ def test_a_users_own_command_is_diagnosed_on_a_node(nodes, tmp_path):
 @needs_ssh_nodes
 def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
     words = [sys.executable, "-m", "autotune", "doctor", "--links", "--json", *nodes.flags]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    done = captured(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (link,) = found["links"]
@@ -282,7 +278,7 @@ def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
 
     out = tmp_path / "hardware.yaml"
     words = [sys.executable, "-m", "autotune", "probe", "--quick", "--json", "--out", str(out)]
-    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    done = captured([*words, *nodes.flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout)["probe"]
     assert (about["nodes"], about["ranks"]) == (2, 2)
@@ -290,7 +286,7 @@ def test_the_nodes_are_examined_and_probed_together(nodes, tmp_path):
     assert entry["measured"]["network"]["gb_per_s"] > 0
     wait_until(lambda: nodes.processes() == [], "a probe leaves something")
     words += ["--nvme", "/no/such/folder"]
-    done = subprocess.run([*words, *nodes.flags], capture_output=True, text=True, cwd=tmp_path)
+    done = captured([*words, *nodes.flags], cwd=tmp_path)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
     message = " ".join(done.stderr.split())
     assert "--nvme /no/such/folder: is no folder" in message

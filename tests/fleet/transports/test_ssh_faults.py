@@ -18,6 +18,7 @@ from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports import remote
 from autotune.fleet.transports.hostfile import HostfileTransport
 from autotune.record.study import Study
+from tests.captured import captured
 from tests.clusters.ssh import SshNodes, needs_ssh_nodes, ssh_nodes
 from tests.searches import Search
 from tests.trials import ds_config, files, spec, wait_until
@@ -181,7 +182,7 @@ def test_the_doctor_looks_at_every_node(odd):
     good, _, other, *_ = odd.names
     flags = odd.flags_of(odd.choose(f"{good} slots=2", f"{other} slots=2", "refused slots=2"))
     command = [sys.executable, "-m", "autotune", "doctor", "--json", *flags]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = captured(command)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
     found = json.loads(done.stdout)
     nodes = {node["name"]: node for node in found["nodes"]}

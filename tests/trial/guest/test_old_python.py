@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import Cases
-
-cases = Cases(__file__)
-
 PACKAGE = Path(__file__).resolve().parents[3] / "autotune"
 FILES = sorted(
     [
@@ -83,7 +79,7 @@ def test_python_3_10_reads_what_ranks_run(path: Path) -> None:
     assert not list(too_new(tree))
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_the_test_finds_what_is_too_new(text: str) -> None:
     assert list(too_new(ast.parse(text)))
 

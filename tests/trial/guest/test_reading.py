@@ -1,7 +1,6 @@
 """Which files a configuration came from, and what a script reads in their place."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from autotune.trial.guest import reading
 from autotune.trial.guest.reading import sources_of
+from tests.captured import captured
 
 HANDED = {
     "train_micro_batch_size_per_gpu": 2,
@@ -103,10 +103,8 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     spec.write_text("{}")
     group = tmp_path / "group.yaml"
     group.write_text("# @package _global_\na: 1  # one\n")
-    ran = subprocess.run(
+    ran = captured(
         [sys.executable, "-c", READS, str(ours), str(untouched), str(spec), str(group)],
-        capture_output=True,
-        text=True,
         check=True,
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
     )

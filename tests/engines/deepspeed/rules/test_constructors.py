@@ -1,6 +1,5 @@
 """What constructors take: the recorded file against the installed packages, and how it is read."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,11 +10,9 @@ import pytest
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
-from tests.cases import Cases
+from tests.captured import captured
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import setup
-
-cases = Cases(__file__)
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
@@ -42,16 +39,11 @@ def test_the_file_is_what_the_installed_packages_say():
     """
     if version("deepspeed") != NEWEST_READ:
         pytest.skip(f"the file is about DeepSpeed {NEWEST_READ}")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.record_constructors", "--check"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    done = captured([sys.executable, "-m", "tests.record_constructors", "--check"], cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@cases("config", "name")
+@pytest.mark.cases("config", "name")
 def test_which_optimizer_is_made(config, name):
     made = optimizer_of(setup(config))
     assert made.name == name
@@ -67,7 +59,7 @@ def test_deepspeeds_scheduler_comes_before_torchs():
     assert scheduler_of(setup(scheduler("StepLR"))).name == "torch.optim.lr_scheduler.StepLR"
 
 
-@cases("kind", "parameter", "value", "refused")
+@pytest.mark.cases("kind", "parameter", "value", "refused")
 def test_a_value_is_judged_by_those_that_were_tried(kind, parameter, value, refused):
     made = optimizer_of(setup(optimizer(kind)))
     assert bool(made.refusal(parameter, value, accelerator="cpu")) is refused
@@ -83,7 +75,7 @@ def test_a_switch_of_torchs_was_tried_on_a_cpu():
     assert found(config, accelerator="cuda") == []
 
 
-@cases("config", "levels")
+@pytest.mark.cases("config", "levels")
 def test_values_that_only_an_extension_refuses(config, levels):
     told = judge(setup(config))
     assert [one.level for one in told if one.rule == "optimizer.param_value"] == levels
@@ -104,7 +96,7 @@ def test_every_parameter_has_a_finding_of_its_own():
     ]
 
 
-@cases("config", "changes")
+@pytest.mark.cases("config", "changes")
 def test_what_is_certain_is_a_change(config, changes):
     (one,) = judge(setup(config))
     (section,) = one.changes
@@ -114,7 +106,7 @@ def test_what_is_certain_is_a_change(config, changes):
     ]
 
 
-@cases("config")
+@pytest.mark.cases("config")
 def test_what_somebody_has_to_choose_is_none(config):
     (one,) = judge(setup(config))
     assert one.changes == {}
@@ -140,7 +132,7 @@ def test_auto_is_a_truth_to_a_switch():
     assert found(switch) == [("schema.auto_unresolved", "optimizer.params.nesterov")]
 
 
-@cases("scheduler_of_it", "is_seen")
+@pytest.mark.cases("scheduler_of_it", "is_seen")
 def test_a_schedule_comes_before_the_first_step(scheduler_of_it, is_seen):
     config = optimizer("AdamW", lr="1e-3") | scheduler_of_it
     seen = [("optimizer.param_value", "optimizer.params.lr")]

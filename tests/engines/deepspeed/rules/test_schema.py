@@ -6,18 +6,15 @@ from autotune.base.nested import Unknown, merge
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.sections import as_read
 from autotune.space.rule import UnknownFactError
-from tests.cases import Cases
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup
-
-cases = Cases(__file__)
 
 
 def found(config, **case):
     return judge(setup(config, **case))
 
 
-@cases("config", "findings")
+@pytest.mark.cases("config", "findings")
 def test_each_key_has_a_finding_of_its_own(config, findings):
     told = [
         {
@@ -31,7 +28,7 @@ def test_each_key_has_a_finding_of_its_own(config, findings):
     assert all(asked.items() <= one.items() for asked, one in zip(findings, told, strict=True))
 
 
-@cases("config", "level", "changes")
+@pytest.mark.cases("config", "level", "changes")
 def test_a_value_weighs_as_much_as_deepspeed_makes_of_it(config, level, changes):
     violations = found(config)
     if level is None:
@@ -42,7 +39,7 @@ def test_a_value_weighs_as_much_as_deepspeed_makes_of_it(config, level, changes)
         assert violations[0].changes == changes
 
 
-@cases("config", "changes")
+@pytest.mark.cases("config", "changes")
 def test_a_key_in_the_wrong_place_moves_with_its_value_and_no_other_goes(config, changes):
     plain = setup(config)
     stageless = {

@@ -7,10 +7,7 @@ import pytest
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.plain import environment
 from autotune.engines.deepspeed.rules.zero import ACTS_AT, inert_keys
-from tests.cases import Cases
 from tests.engines.deepspeed.rules.cases import setup
-
-cases = Cases(__file__)
 
 CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 CPU = {"device": "cpu"}
@@ -24,12 +21,12 @@ def names(config, **case):
     return [violation.rule for violation in judge(setup(config, **case))]
 
 
-@cases("config", "case")
+@pytest.mark.cases("config", "case")
 def test_legal_neighbours(config, case):
     assert judge(setup(config, **case)) == []
 
 
-@cases("config", "case", "found")
+@pytest.mark.cases("config", "case", "found")
 def test_what_is_found_and_how_much_it_weighs(config, case, found):
     """A row tells rule and level, and may tell its consequence and the keys behind them."""
     judged = judge(setup(config, **case))

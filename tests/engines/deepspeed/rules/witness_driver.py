@@ -8,7 +8,6 @@ import contextlib
 import copy
 import datetime
 import functools
-import gc
 import importlib
 import inspect
 import itertools
@@ -108,9 +107,6 @@ def main(runs_file: str, results_file: str) -> None:
     build_whole_models(runs)
     # Stage 3 writes every parameter out for a log that nobody reads.
     torch.set_printoptions(threshold=0, edgeitems=0)
-    # A rank that collected garbage would otherwise copy all that was imported.
-    gc.collect()
-    gc.freeze()
     with Path(results_file).open("w") as file:
         for run in runs:
             ranks = ask(
