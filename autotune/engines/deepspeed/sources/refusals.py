@@ -15,7 +15,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import Source, placeholders
+from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Violation
@@ -47,7 +47,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
-        yield from _refused_by(reader, look_up(source.config, _STAGE), arguments)
+        yield from _refused_by(
+            reader or trainer_of(arguments), look_up(source.config, _STAGE), arguments
+        )
         if arguments.get("fp16") is True and arguments.get("bf16") is True:
             yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
@@ -59,12 +61,34 @@ def refusals(source: Source) -> Iterator[Violation]:
         value, given = look_up(source.config, name), arguments.get(flag)
         if type(value) is int and type(given) is int and value != given:
             yield violation_of(f"megatron_deepspeed.{flag}", value=value, given=given)
+    yield from _experts(source)
     # DeepSpeed then uses no section `optimizer` (runtime/engine.py: _configure_optimizer).
     key = "zero_optimization.offload_optimizer"
     is_offloaded = look_up(source.config, f"{key}.device") in ("cpu", "nvme")
     forces = source.config.get("zero_force_ds_cpu_optimizer") is not False
     if is_offloaded and forces and "cpu_optimizer" not in arguments:
         yield violation_of("megatron_deepspeed.cpu_optimizer", key)
+
+
+def _experts(source: Source) -> Iterator[Violation]:
+    """What DeepSpeed's layer of experts refuses of the sizes that Megatron-DeepSpeed hands it."""
+    given, ranks = source.arguments, source.line.ranks.world
+    experts, group = given.get("num_experts", 1), given.get("moe_expert_parallel_size", 1)
+    if type(experts) is not int or type(group) is not int or experts < 2 or group < 1:
+        return
+    in_stage = ranks // source.layout.pp if ranks else 0
+    if experts % group or in_stage % group:
+        on = f" on {in_stage} ranks of a stage" * bool(in_stage)
+        problem = (
+            f"--num-experts {experts} with --moe-expert-parallel-size {group}{on}: experts and "
+            "ranks have to make whole groups"
+        )
+        fix = "take a --moe-expert-parallel-size that divides the experts and the ranks"
+        yield violation_of("megatron_deepspeed.experts", problem=problem, fix=fix)
+    if look_up(source.config, _STAGE) == 3:
+        problem = f"--num-experts {experts} at ZeRO stage 3: DeepSpeed's layer takes none above 2"
+        fix = "set zero_optimization.stage to 2, and --zero-stage as well"
+        yield violation_of("megatron_deepspeed.experts", _STAGE, problem=problem, fix=fix)
 
 
 def _is_json_filled_in(source: Source) -> bool:
