@@ -545,7 +545,9 @@ def _setup(
         brings_cpu_adam=_brings_for_cpu(source) is True,
         is_part=source.is_part,
         is_tuned=source.is_tuned,
-        environment=replace(environment, n_devices=source.per_node or 0),
+        environment=replace(
+            environment, n_devices=source.per_node or 0 if source.split == 1 else 0
+        ),
     )
 
 

@@ -490,6 +490,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         is_trainers=_is_trainers(consumer, script),
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
+        split=split,
         world_because=world_because,
         per_node=line.ranks.per_node or (ranks // nodes if ranks and nodes and is_whole else None),
         layout=layout,
