@@ -6,7 +6,6 @@ from typing import Any
 from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import dotted, look_up, merge, path_of, value_at
-from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS, shown
@@ -24,10 +23,9 @@ from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source
-from autotune.engines.deepspeed.sources.script import device_map
-from autotune.space.rule import NotJudged, Violation, listed
+from autotune.engines.deepspeed.sources.refusals import of_stage
+from autotune.space.rule import NotJudged, Violation
 
-_STAGE = "zero_optimization.stage"
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
@@ -40,7 +38,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         compared = _compared_config(config, source)
         found += [*_mismatches(compared, source), *_defaults(compared, source)]
         found += [*_overruled(config, source), *_unmapped(config, source)]
-        found += [*_replaced(config, source), *_of_stage(config, source)]
+        found += [*_replaced(config, source), *of_stage(config, source)]
     found += [*_old_bf16(config, source), *_accumulation(config, source), *_flags(config, source)]
     return [*found, *_precision(config, source), *_yaml_file(source)]
 
@@ -350,39 +348,6 @@ def _replaced(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
             consequence="raised" if raises else None,
             optim=optim,
             end=", which its settings end with an exception" if raises else "",
-        )
-
-
-def _of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    """What Trainer and transformers refuse at a stage, and a section that neither hands on."""
-    stage, given, script = look_up(config, _STAGE) or 0, source.arguments, source.script
-    alone = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
-    is_asked = script is None or "do_train" in read_text(script)  # else it trains anyway
-    if alone and stage in (0, 1, 2) and not given.get("do_train") and is_asked:
-        yield violation_of(
-            "huggingface.evaluation_alone",
-            _STAGE,
-            choices=({"zero_optimization": {"stage": 3}},),
-            consequence="raised" if script or source.reader else "may_raise",
-            name=alone,
-            stage=stage,
-        )
-    mapped = device_map(script) if script is not None and stage == 3 else None
-    if script is not None and mapped is not None:
-        yield violation_of(
-            "huggingface.device_map",
-            consequence="raised" if mapped[1] else "may_raise",
-            script=script.name,
-            value=mapped[0],
-        )
-    section = config.get("activation_checkpointing")
-    on = [name for name, value in section.items() if value] if isinstance(section, Mapping) else []
-    if on:
-        yield violation_of(
-            "huggingface.checkpointing_unread",
-            "activation_checkpointing",
-            choices=({"activation_checkpointing": None},),
-            names=listed(on, ", "),
         )
 
 

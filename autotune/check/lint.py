@@ -29,9 +29,8 @@ from autotune.engines.deepspeed.sources import neox
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
-from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.reading import Source
-from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer
+from autotune.engines.deepspeed.sources.refusals import brings_for_cpu
 from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.engines.releases import release_of
@@ -461,18 +460,11 @@ def _look(
     )
 
 
-def _brings_for_cpu(source: Source) -> bool | None:
-    """Whether the script's own optimizer is one for the CPU; None: nobody here knows."""
-    if source.consumer is not Consumer.DEEPSPEED or source.reader == MEGATRON:
-        return True  # `huggingface` and the reader's own rule tell of theirs
-    return None if source.script is None else brings_cpu_optimizer(source.script)
-
-
 def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
     """A violation with what follows from it where another program reads or completes the file."""
     if source.is_part and one.rule in _BY_SCRIPTS:
         one = replace(one, consequence="may_raise")
-    if one.rule == _OF_OPTIMIZER and _brings_for_cpu(source) is False:
+    if one.rule == _OF_OPTIMIZER and brings_for_cpu(source) is False:
         one = replace(one, is_note=False)
     # Nobody reads the configuration then, and its YAML alone is refused.
     is_unread = bool(source.not_for) and not one.rule.startswith("accelerate.")
@@ -542,7 +534,7 @@ def _setup(
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
-        brings_cpu_adam=_brings_for_cpu(source) is True,
+        brings_cpu_adam=brings_for_cpu(source) is True,
         is_part=source.is_part,
         is_tuned=source.is_tuned,
         environment=replace(
