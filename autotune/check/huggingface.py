@@ -23,6 +23,7 @@ from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.refusals import of_stage
 from autotune.space.rule import NotJudged, Violation
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -37,7 +38,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         compared = _compared_config(config, source)
         found += [*_mismatches(compared, source), *_defaults(compared, source)]
         found += [*_overruled(config, source), *_unmapped(config, source)]
-        found += _replaced(config, source)
+        found += [*_replaced(config, source), *of_stage(config, source)]
     found += [*_old_bf16(config, source), *_accumulation(config, source), *_flags(config, source)]
     return [*found, *_precision(config, source), *_yaml_file(source)]
 
@@ -253,7 +254,11 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
     by_reason: dict[str, list[str]] = {}
     for key in keys:
         given = [source.arguments[name] for name in _given(key, source)]
-        why = next((f"only the shell knows {one}" for one in given if isinstance(one, str)), "")
+        words = [one for one in given if isinstance(one, str)]
+        who = (
+            f"{source.reader or 'the script'} decides" if AUTO in words else "only the shell knows"
+        )
+        why = f"{who} {words[0]}" if words else ""
         if not why and key in _BY_LENGTH and source.arguments:
             why = "the length of the training decides"
         if key == "train_batch_size" and source.world is None and source.arguments:

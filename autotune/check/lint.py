@@ -30,6 +30,7 @@ from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
 from autotune.engines.deepspeed.sources.reading import Source
+from autotune.engines.deepspeed.sources.refusals import brings_for_cpu
 from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.engines.releases import release_of
@@ -37,7 +38,7 @@ from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of, li
 
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
-_KEY_TWICE = "file.key_twice"
+_KEY_TWICE, _OF_OPTIMIZER = "file.key_twice", "offload.script_optimizer"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
 _LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
@@ -463,6 +464,8 @@ def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
     """A violation with what follows from it where another program reads or completes the file."""
     if source.is_part and one.rule in _BY_SCRIPTS:
         one = replace(one, consequence="may_raise")
+    if one.rule == _OF_OPTIMIZER and brings_for_cpu(source) is False:
+        one = replace(one, is_note=False)
     # Nobody reads the configuration then, and its YAML alone is refused.
     is_unread = bool(source.not_for) and not one.rule.startswith("accelerate.")
     is_dropped = source.reader == neox.READER and neox.drops(one)
@@ -488,6 +491,10 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
         )
     if "world" in looked.unknown_facts:
         yield without_world()
+    if any(one.rule == _OF_OPTIMIZER and one.is_note for one in looked.violations):
+        line = f": give the line that starts it with {flag('launch')}" * (source.script is None)
+        why = f"beside an offload DeepSpeed takes its own for the CPU alone{line}"
+        yield NotJudged(what="the optimizer that the script brings", why=why)
     if source.is_tuned is None and look_up(source.config, "autotuning.enabled") is True:
         yield NotJudged(
             what="autotuning",
@@ -527,10 +534,12 @@ def _setup(
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
-        brings_cpu_adam=source.consumer is not Consumer.DEEPSPEED,
+        brings_cpu_adam=brings_for_cpu(source) is True,
         is_part=source.is_part,
         is_tuned=source.is_tuned,
-        environment=replace(environment, n_devices=source.per_node or 0),
+        environment=replace(
+            environment, n_devices=source.per_node or 0 if source.split == 1 else 0
+        ),
     )
 
 

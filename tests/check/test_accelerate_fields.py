@@ -209,3 +209,10 @@ def test_a_file_for_something_else_is_not_read_so_closely():
     data = file_with(distributed_type="FSDP", zero_stge=3)
     assert told(data) == []
     assert told({"compute_environment": "AMAZON_SAGEMAKER", "anything": 1}) == []
+
+
+@cases("sizes", "is_taken")
+def test_sizes_that_the_ranks_do_not_make(sizes, is_taken):
+    given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    found = violations(file_with(parallelism_config=given))
+    assert ("parallelism_config" not in {at for one in found for at in one.at}) == is_taken

@@ -302,3 +302,14 @@ def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix
 def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
     assert "huggingface.number_as_text" not in rules(report)
+
+
+@cases("given", "arguments", "script", "found")
+def test_what_trainer_does_at_a_stage_or_with_a_section(tmp_path, given, arguments, script, found):
+    section = {name: value for name, value in given.items() if name != "stage"}
+    config = {"zero_optimization": {"stage": given["stage"]}, "activation_checkpointing": section}
+    if script:
+        write(tmp_path, script, "train.py")
+    report = trained(tmp_path, merge(AUTO, config), arguments)
+    levels = {one.violation.rule: one.violation.level for one in report.found}
+    assert levels == {f"huggingface.{name}": level for name, level in found.items()}

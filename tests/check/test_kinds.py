@@ -291,6 +291,8 @@ AXOLOTL = (
         (f"{AXOLOTL}fsdp: [full_shard]\n", 2, True),
         (f"{AXOLOTL}fsdp: []\noptimizer: adamw_torch\n", 2, False),
         (f"{AXOLOTL}optimizer: muon\n", 1, True),
+        ("finetuning_type: lora\nquantization_bit: 8\ndeepspeed: ds.json\n", 3, True),
+        ("finetuning_type: lora\nquantization_bit: 4\ndeepspeed: ds.json\n", 3, False),
     ],
 )
 def test_what_a_program_refuses_beside_deepspeed_is_told(tmp_path, text, stage, is_refused):

@@ -525,3 +525,14 @@ def test_megatron_deepspeed_makes_its_optimizer_itself(tmp_path, flags, changes,
     )
     report = checked(write(tmp_path, config | changes, "ds.json"), launch=line)
     assert ("megatron_deepspeed.cpu_optimizer" in rules(report)) is is_refused
+
+
+@cases("flags", "stage", "is_taken")
+def test_experts_of_megatron_deepspeed_make_whole_groups(tmp_path, flags, stage, is_taken):
+    config = {"train_batch_size": 4, "zero_optimization": {"stage": stage}}
+    line = (
+        "deepspeed --num_gpus 4 pretrain_gpt.py --num-layers 2 --deepspeed "
+        f"--deepspeed_config ds.json {flags}"
+    )
+    report = checked(write(tmp_path, config, "ds.json"), launch=line)
+    assert ("megatron_deepspeed.experts" not in rules(report)) is is_taken

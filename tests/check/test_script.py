@@ -23,6 +23,16 @@ CONFIG = {
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95]}},
 }
 
+Z1 = {"zero_optimization": {"stage": 1}}
+Z2 = {"zero_optimization": {"stage": 2}}
+Z3 = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}
+OFFLOAD = {
+    "train_batch_size": 4,
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+}
+PLAIN_MADE = "from transformers import Trainer, TrainingArguments\nTrainingArguments('out')\n"
+_OPTIMIZER = "offload.script_optimizer"
+
 
 @pytest.mark.parametrize(
     ("text", "fields"),
@@ -126,6 +136,47 @@ def test_what_a_script_makes_is_compared_with_its_file(tmp_path):
     assert [(one.what, one.why) for one in report.not_judged] == [
         ("gradient_clipping against max_grad_norm", "train.py sets them in its own way")
     ]
+
+
+LOADS = "model = AutoModelForCausalLM.from_pretrained('m', device_map={})\n"
+STARTS = "import deepspeed, torch\n{}\ndeepspeed.initialize(model=m, optimizer=o)\n"
+STAGES = """
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--stages", type=int, default=2)
+args = parser.parse_args()
+net = deepspeed.pipe.PipelineModule(layers, num_stages={})
+"""
+PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
+"""Of four ranks in two stages, two train on samples of their own."""
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "flags", "found"),
+    [
+        (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {}),
+        (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
+        (LOADS.format("'auto'") + PLAIN_MADE, Z3, "", {"huggingface.device_map": "warning"}),
+        (PLAIN + LOADS.format("None"), Z3, "", {}),
+        (PLAIN + LOADS.format("placed()"), Z3, "", {}),
+        (STARTS.format("o = torch.optim.AdamW(p)"), OFFLOAD, "", {_OPTIMIZER: "error"}),
+        (STARTS.format("o = DeepSpeedCPUAdam(p)"), OFFLOAD, "", {}),
+        (STARTS.format("o = made(p)"), OFFLOAD, "", {_OPTIMIZER: "note"}),
+        (STAGES.format("args.stages"), PIPED, "", {}),
+        (STAGES.format("args.stages"), PIPED, "--stages 1", {"batch.product": "error"}),
+        (STAGES.format("stages()"), PIPED, "", {}),
+        (STAGES.format("2"), PIPED | Z2, "", {"pipeline.stage": "error"}),
+    ],
+)
+def test_what_a_script_decides_beside_its_file(tmp_path, script, config, flags, found):
+    write(tmp_path, script, "train.py")
+    name = "deepspeed" if "TrainingArguments" in script else "deepspeed_config"
+    line = f"torchrun --nproc_per_node 4 train.py --{name} ds_config.json {flags}"
+    report = checked(write(tmp_path, config), launch=line)
+    levels = {one.violation.rule: one.violation.level for one in report.found}
+    assert levels == found
+    is_open = "the optimizer that the script brings" in {one.what for one in report.not_judged}
+    assert is_open == ("note" in found.values())
 
 
 @pytest.mark.parametrize(

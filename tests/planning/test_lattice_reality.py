@@ -20,7 +20,6 @@ from autotune.base.nested import look_up
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.engines.deepspeed.rules.version import AUTOTP_BY_CONFIG_SINCE
 from autotune.engines.releases import is_at_least
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
@@ -198,7 +197,7 @@ def test_every_value_of_a_knob_that_acts_survives_the_rules():
     # The job trains in bf16: asked for by name it is the same run as `model`, but in fp16.
     assert survived["communication_dtype"] == {"model", "bf16", "fp32"}
     assert survived["precision"] == {"default", "fp16"}
-    if is_at_least(INSTALLED, AUTOTP_BY_CONFIG_SINCE):
+    if is_at_least(INSTALLED, "0.18.6"):
         assert {1, 2} <= survived["tp"]
     else:
         assert "tp" not in survived

@@ -10,7 +10,6 @@ from autotune.engines.deepspeed.rules import (
     offload,
     optimizer,
     parallel,
-    pipeline,
     precision,
     scheduler,
     schema,
@@ -38,7 +37,7 @@ __all__ = [
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
 _IN_CODE = rules_of(
-    *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
+    *(version, batch, precision, optimizer, scheduler, zero, offload, parallel),
     *(sequence, experts, model, surroundings),
 )
 _ABOUT_SECTIONS = ("data.", "surroundings.", "schema.")

@@ -12,7 +12,7 @@ from autotune.engines.deepspeed.rules.constructors import (
 )
 from autotune.engines.deepspeed.rules.rows import ROWS
 from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS
-from autotune.space.rule import Choice, Finding, rule
+from autotune.space.rule import Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
@@ -71,29 +71,6 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     return wrong_arguments("optimizer", made, given, setup, but=but)
 
 
-@rule("torch/optim/sgd.py")
-def _nesterov(setup: Setup) -> Finding | None:
-    given = setup.optimizer_params
-    made = optimizer_of(setup) if given else None
-    if made is None or made.name != "torch.optim.SGD" or not given.get("nesterov"):
-        return None
-    momentum, dampening = given.get("momentum", 0), given.get("dampening", 0)
-    if any(type(one) not in (int, float) for one in (momentum, dampening)):
-        return None
-    if momentum > 0 and dampening == 0:
-        return None
-    lacks = "without a momentum" if momentum <= 0 else f"with a dampening of {dampening}"
-    return Finding(
-        message=f"optimizer.params.nesterov {lacks}: torch's SGD refuses it",
-        at=("optimizer.params.nesterov",),
-        choices=(
-            Choice(changes=params(momentum=0.9) if momentum <= 0 else params(dampening=0)),
-            Choice(changes=params(nesterov=False)),
-        ),
-        advice="give a momentum above 0 and no dampening, or set nesterov to false",
-    )
-
-
 @rule("torch.optim: what no configuration can give")
 def _never_trains(setup: Setup) -> Finding | None:
     made = optimizer_of(setup)
@@ -104,29 +81,6 @@ def _never_trains(setup: Setup) -> Finding | None:
         f"model from a configuration ({made.never})",
         at=("optimizer.type",),
         advice="choose another optimizer.type, such as AdamW",
-    )
-
-
-@rule("ops/adam/fused_adam.py, cpu_adam.py")
-def _amsgrad(setup: Setup) -> Finding | None:
-    if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
-        return None
-    made = optimizer_of(setup)
-    if made is None or made.name.startswith("torch."):
-        return None
-    return Finding(
-        message=f"optimizer.params.amsgrad=true: {made.name} has no such variant, torch's Adam "
-        "has",
-        at=("optimizer.params.amsgrad",),
-        choices=(
-            Choice(changes=params(torch_adam=True)),
-            Choice(changes=params(amsgrad=None)),
-        ),
-        advice="set optimizer.params.torch_adam to true, or remove optimizer.params.amsgrad",
-        # DeepSpeedCPUAdam of 0.18.9 accepts the word and ignores it.
-        consequence="raised"
-        if made.name == "FusedAdam" or setup.is_at_least("0.19.8")
-        else "ignored",
     )
 
 

@@ -24,26 +24,6 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
-@rule("runtime/engine.py:1020")
-def _tp_sizes(setup: Setup) -> Finding | None:
-    section = setup.section("tensor_parallel")
-    if not section:
-        return None
-    name = "tp" if "tp" in section else "tensor_parallel"
-    size = section.get(name, {}).get("tp_size", 1)
-    if size in (1, setup.autotp_size):
-        return None
-    given = section.get("autotp_size")
-    against = f"against autotp_size={given}"
-    without = "without tensor_parallel.autotp_size: the model is not split"
-    return Finding(
-        message=f"tensor_parallel.{name}.tp_size={size} {against if given else without}",
-        changes={"tensor_parallel": {name: {"tp_size": None}}},
-        advice="" if given else f"or set tensor_parallel.autotp_size to {size}",
-        consequence="raised" if given else "differs",
-    )
-
-
 @rule("deepspeed/__init__.py:543-546, runtime/config.py:456-474")
 def _sequence(setup: Setup) -> Finding | None:
     sp = setup.ds_config.get("sequence_parallel_size", 1)

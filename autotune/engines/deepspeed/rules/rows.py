@@ -6,7 +6,8 @@ stands behind a `?` counts where it is not there. A fact is
 
 - one value, or a list of which it is one (`null`: it is not there);
 - `{"not": ...}`, none of these;
-- `{"above": ...}` or `{"below": ...}`, a number or the name of another fact;
+- `{"above": ...}`, `{"below": ...}` or `{"undivided": ...}`, more or less than, or no multiple of,
+  a number or the name of another fact;
 - `{"truth": ...}`, something or nothing as Python asks it;
 - `{"given": ...}`, in the file or not, whatever its value;
 - `{"from": ..., "before": ...}`, a release of DeepSpeed.
@@ -17,7 +18,7 @@ The other entries of a case are those of a `Finding`; `{name}` in one stands for
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter, gt, lt, ne
+from operator import attrgetter, gt, lt, mod, ne
 from typing import Any
 
 from autotune.base.data import table_beside
@@ -67,7 +68,7 @@ def _condition(name: str, wanted: Any) -> _Condition:
     other = _reader(value) if _is_name(value) else None
     if kind == "not" and other is None:
         return read, _listed(value), False
-    compares = {"above": gt, "below": lt, "not": ne}[kind]
+    compares = {"above": gt, "below": lt, "not": ne, "undivided": mod}[kind]
     return (
         lambda setup: _compared(read(setup), other(setup) if other else value, compares),
         (True,),

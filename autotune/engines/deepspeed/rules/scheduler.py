@@ -102,23 +102,3 @@ def _never_made(setup: Setup) -> Finding | None:
         at=("scheduler.type",),
         advice=f"choose one of DeepSpeed's: {', '.join(_OWN)}",
     )
-
-
-@rule("runtime/lr_schedules.py: WarmupDecayLR logs it", consequence="ignored")
-def _warmup_beyond_total(setup: Setup) -> Finding | None:
-    if _type(setup) not in ("WarmupDecayLR", "WarmupCosineLR"):
-        return None
-    given = as_section(setup.section("scheduler").get("params"))
-    total, warmup = given.get("total_num_steps"), given.get("warmup_num_steps", 1000)
-    if not isinstance(total, int | float) or not isinstance(warmup, int):
-        return None
-    if total >= max(2, warmup):
-        return None
-    default = "" if "warmup_num_steps" in given else " (its default)"
-    return Finding(
-        message=f"scheduler.params.total_num_steps={total} with warmup_num_steps={warmup}"
-        f"{default}: the training is over before the learning rate is at its highest",
-        is_note=True,
-        at=("scheduler.params.total_num_steps",),
-        advice="set scheduler.params.warmup_num_steps to less than total_num_steps",
-    )

@@ -16,8 +16,6 @@ REMOVED_OPTIMIZERS: Mapping[str, str] = {
 """Optimizer -> the one without compression that takes its place. Both 1-bit Adams decay weights as
 AdamW does (0.19.6, runtime/fp16/onebit)."""
 OPTIMIZERS_REMOVED_IN = "0.19.7"
-AUTOTP_BY_CONFIG_SINCE = "0.18.6"
-_AUTOTP_UNEVEN_SINCE = "0.19.7"
 
 
 def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
@@ -125,21 +123,6 @@ def _uncompressed(setup: Setup) -> Patch:
     known = {*takes(f"Fused{heir.removesuffix('W')}"), *(TAKEN_OUT if heir == "AdamW" else ())}
     params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
     return {"optimizer": {"type": heir, "params": params} if params else {"type": heir}}
-
-
-@rule("module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185")
-def _autotp_uneven_heads(setup: Setup) -> Finding | None:
-    size, model = setup.autotp_size, setup.model
-    if model is None or not setup.is_at_least(AUTOTP_BY_CONFIG_SINCE, before=_AUTOTP_UNEVEN_SINCE):
-        return None
-    if model.n_heads % size == 0 and model.n_kv_heads % size == 0:
-        return None
-    return Finding(
-        message=f"tensor_parallel.autotp_size={size} does not divide {model.n_heads} heads and "
-        f"{model.n_kv_heads} key-value heads: DeepSpeed {setup.version} splits no head "
-        f"({_AUTOTP_UNEVEN_SINCE} and later give ranks unequal numbers of them)",
-        advice=f"choose a tp that divides them, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
-    )
 
 
 KEY_RULES = (_removed_key, _missing_key)

@@ -6,6 +6,7 @@ launcher hands the section on as variables of the environment, all of them text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 from autotune.base.names import near_names
@@ -35,6 +36,7 @@ SECTION_FIELDS = frozenset(PROGRAMS["accelerate"]["section_fields"])
 _OLD_SECTION_FIELDS = frozenset({"deepspeed_moe_layer_cls_name"})
 _TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
 _SAGEMAKER = "AMAZON_SAGEMAKER"
+_SIZES, _AXES = "parallelism_config_", ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 
 
 def violations(
@@ -94,6 +96,19 @@ def _refused(
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and kind == "DEEPSPEED":
         yield from _refused_in(section, fills_in)
+        yield from _unlike_ranks(data.get("parallelism_config"), data.get("num_processes"))
+
+
+def _unlike_ranks(given: Any, ranks: Any) -> Iterator[tuple[str, str, str]]:
+    """Sizes of `ParallelismConfig` that the ranks do not make."""
+    sizes = [given.get(f"{_SIZES}{name}_size", 1) for name in _AXES] if given else []
+    if not all(type(one) is int and one > 0 for one in [*sizes, ranks]):
+        return
+    shared = (sizes or [1])[-1]  # with sequences that are shared it asks for no more
+    if ranks % shared if shared > 1 else prod(sizes) not in (1, ranks):
+        names = " * ".join(f"{name}_size" for name in (("sp",) if shared > 1 else _AXES))
+        why = f"{names}={prod(sizes) if shared == 1 else shared} beside num_processes={ranks}"
+        yield "parallelism_config", why, f"set sizes that make, or divide, {ranks}"
 
 
 def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str, str]]:

@@ -140,6 +140,8 @@ class Source:
     """Whether its script trains with Trainer; None: nobody says."""
     line: LaunchLine = _NO_LINE
     """What starts the training."""
+    script: Path | None = None
+    """The script that it starts, where that is there."""
     accelerate: AccelerateFile = _NO_FILE
     """The accelerate YAML; without a path there is none."""
     world: int | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
+from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
@@ -15,10 +16,11 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import Source, placeholders
+from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
+from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import Violation
+from autotune.space.rule import Violation, listed
 
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
@@ -47,7 +49,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
-        yield from _refused_by(reader, look_up(source.config, _STAGE), arguments)
+        yield from _refused_by(
+            reader or trainer_of(arguments), look_up(source.config, _STAGE), arguments
+        )
         if arguments.get("fp16") is True and arguments.get("bf16") is True:
             yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
@@ -59,12 +63,74 @@ def refusals(source: Source) -> Iterator[Violation]:
         value, given = look_up(source.config, name), arguments.get(flag)
         if type(value) is int and type(given) is int and value != given:
             yield violation_of(f"megatron_deepspeed.{flag}", value=value, given=given)
+    yield from _experts(source)
     # DeepSpeed then uses no section `optimizer` (runtime/engine.py: _configure_optimizer).
     key = "zero_optimization.offload_optimizer"
     is_offloaded = look_up(source.config, f"{key}.device") in ("cpu", "nvme")
     forces = source.config.get("zero_force_ds_cpu_optimizer") is not False
     if is_offloaded and forces and "cpu_optimizer" not in arguments:
         yield violation_of("megatron_deepspeed.cpu_optimizer", key)
+
+
+def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    """What Trainer and transformers refuse at a stage, and a section that neither hands on."""
+    stage, given, script = look_up(config, _STAGE) or 0, source.arguments, source.script
+    alone = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
+    is_asked = script is None or "do_train" in read_text(script)  # else it trains anyway
+    if alone and stage in (0, 1, 2) and not given.get("do_train") and is_asked:
+        yield violation_of(
+            "huggingface.evaluation_alone",
+            _STAGE,
+            choices=({"zero_optimization": {"stage": 3}},),
+            consequence="raised" if script or source.reader else "may_raise",
+            name=alone,
+            stage=stage,
+        )
+    mapped = device_map(script) if script is not None and stage == 3 else None
+    if script is not None and mapped is not None:
+        yield violation_of(
+            "huggingface.device_map",
+            consequence="raised" if mapped[1] else "may_raise",
+            script=script.name,
+            value=mapped[0],
+        )
+    section = config.get("activation_checkpointing")
+    on = [name for name, value in section.items() if value] if isinstance(section, Mapping) else []
+    if on:
+        yield violation_of(
+            "huggingface.checkpointing_unread",
+            "activation_checkpointing",
+            choices=({"activation_checkpointing": None},),
+            names=listed(on, ", "),
+        )
+
+
+def brings_for_cpu(source: Source) -> bool | None:
+    """Whether the script's own optimizer is one for the CPU; None: nobody here knows."""
+    if source.consumer is not Consumer.DEEPSPEED or source.reader == MEGATRON:
+        return True  # `huggingface` and the reader's own rule tell of theirs
+    return None if source.script is None else brings_cpu_optimizer(source.script)
+
+
+def _experts(source: Source) -> Iterator[Violation]:
+    """What DeepSpeed's layer of experts refuses of the sizes that Megatron-DeepSpeed hands it."""
+    given, ranks = source.arguments, source.line.ranks.world
+    experts, group = given.get("num_experts", 1), given.get("moe_expert_parallel_size", 1)
+    if type(experts) is not int or type(group) is not int or experts < 2 or group < 1:
+        return
+    in_stage = ranks // source.layout.pp if ranks else 0
+    if experts % group or in_stage % group:
+        on = f" on {in_stage} ranks of a stage" * bool(in_stage)
+        problem = (
+            f"--num-experts {experts} with --moe-expert-parallel-size {group}{on}: experts and "
+            "ranks have to make whole groups"
+        )
+        fix = "take a --moe-expert-parallel-size that divides the experts and the ranks"
+        yield violation_of("megatron_deepspeed.experts", problem=problem, fix=fix)
+    if look_up(source.config, _STAGE) == 3:
+        problem = f"--num-experts {experts} at ZeRO stage 3: DeepSpeed's layer takes none above 2"
+        fix = "set zero_optimization.stage to 2, and --zero-stage as well"
+        yield violation_of("megatron_deepspeed.experts", _STAGE, problem=problem, fix=fix)
 
 
 def _is_json_filled_in(source: Source) -> bool:

@@ -20,6 +20,9 @@ _PARSER = "HfArgumentParser"
 _OWN_LOOP = "PPOTrainer"
 """TRL's trainer with a loop of its own over an `Accelerator`."""
 _DATA = (".json", ".yaml", ".yml", ".args")
+_FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
+_FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
+"""Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
 
 
 def uses_lightnings(path: Path) -> bool:
@@ -138,6 +141,39 @@ def _made_by(nodes: Sequence[ast.AST], name: str) -> set[str]:
     return made - others
 
 
+def brings_cpu_optimizer(path: Path) -> bool | None:
+    """Whether the optimizer that a script hands to DeepSpeed is one of DeepSpeed's for the CPU.
+
+    None: it does not tell.
+    """
+    tree = _tree(path)
+    if any(any(_calls(tree, name)) for name in _FOR_THE_CPU):
+        return True
+    given = [one.value for call in _calls(tree, "initialize") for one in call.keywords]
+    nodes = list(ast.walk(tree))
+    others = set[str]().union(*(_made_by(nodes, name) for name in _FOR_DEVICES))
+    return False if others & {_name(one) for one in given} else None
+
+
+def device_map(path: Path) -> tuple[Any, bool] | None:
+    """The device map that a script hands to `from_pretrained`; None: none that is known.
+
+    Returns:
+        It, and whether Trainer's arguments are made on a line before.
+    """
+    tree = _tree(path)
+    makers = (*_CLASSES, "parse_args_into_dataclasses")
+    made = [call.lineno for name in makers for call in _calls(tree, name)]
+    constants = _constants(tree)
+    for call in _calls(tree, "from_pretrained"):
+        for one in call.keywords:
+            with contextlib.suppress(KeyError, ValueError):
+                value = _value(one.value, {}, constants)
+                if one.arg == "device_map" and value is not None:
+                    return value, min(made, default=call.lineno) < call.lineno
+    return None
+
+
 def reads_first_word(path: Path | None) -> bool:
     """Whether a script that is there takes its first word for a file."""
     return path is not None and "sys.argv[1]" in ast.unparse(_tree(path))
@@ -177,21 +213,44 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
     known: dict[str, Any] = {}
     unknown: set[str] = set()
     for keyword in calls[0].keywords:
-        value: Any = keyword.value
         if keyword.arg is None:
             continue
         try:
-            if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
-                known[keyword.arg] = flags[value.attr]
-            elif isinstance(value, ast.Name):
-                known[keyword.arg] = constants[value.id]
-            else:
-                known[keyword.arg] = ast.literal_eval(value)
+            known[keyword.arg] = _value(keyword.value, flags, constants)
         except (KeyError, ValueError):
             unknown.add(keyword.arg)
     is_open = any(one.arg is None for one in calls[0].keywords)
     has_own_defaults = is_open or _name(calls[0].func) not in _CLASSES
     return MadeArguments(known=known, unknown=None if has_own_defaults else frozenset(unknown))
+
+
+def _value(node: ast.expr, flags: Mapping[str, Any], constants: Mapping[str, Any]) -> Any:
+    """The value of an argument: a literal, the name of one, or a flag of the script's parser.
+
+    Raises:
+        KeyError, ValueError: It is none of these.
+    """
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return flags[node.attr]
+    return constants[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def pipeline_stages(path: Path, given: Mapping[str, Any]) -> int | None:
+    """Stages of the `PipelineModule` that a script makes, with `given` as of `made_arguments`.
+
+    Returns:
+        0 where they are not known, None where it makes none.
+    """
+    tree = _tree(path)
+    (call, *_) = (*_calls(tree, "PipelineModule"), None)
+    if call is None:
+        return None
+    for one in call.keywords:
+        with contextlib.suppress(KeyError, ValueError):
+            value = _value(one.value, _own_flags(tree, given), _constants(tree))
+            if one.arg == "num_stages" and type(value) is int and value > 0:
+                return value
+    return 0
 
 
 def _is_output(call: ast.Call) -> bool:

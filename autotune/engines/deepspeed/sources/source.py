@@ -33,7 +33,7 @@ from autotune.engines.deepspeed.sources.kinds import (
     UnknownNameError,
 )
 from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_words, read_launch
-from autotune.engines.deepspeed.sources.layout import UNSPLIT, layout_beside
+from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     Source,
@@ -50,6 +50,7 @@ from autotune.engines.deepspeed.sources.script import (
     files_named,
     made_arguments,
     own_defaults,
+    pipeline_stages,
     reads_first_word,
     refuses_rank_flag,
     trains_with,
@@ -457,6 +458,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     }
     tells = next((place for place, count in counts.items() if count), f"{section.path}")
     split = line.split if line.reader else section.split
+    stages = None if script is None else pipeline_stages(script, line.arguments)
+    split = 0 if stages == 0 else split
     counted, world_because = _counted(world or ranks, split, tells)
     made_there = None if script is None else made_arguments(script, line.arguments)
     defaults = None if script is None else own_defaults(script)
@@ -466,14 +469,16 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         given_there = line.arguments if is_open else {}
         defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
-    layouts = (section.layout, line.layout, layout_beside(section.path))
-    layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[2]
+    of_script = ExportedLayout(pp=stages) if stages else None
+    layouts = (section.layout, line.layout, of_script, layout_beside(section.path))
+    layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[-1]
     is_for_cpu = _is_for_cpu(arguments) or file.data.get("use_cpu") is True
     is_whole = ranks and nodes and ranks % nodes == 0
     source = replace(
         section,
         asked=asked.path,
         line=line,
+        script=script,
         accelerate=file,
         consumer=consumer,
         because=because,
@@ -485,22 +490,22 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         is_trainers=_is_trainers(consumer, script),
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
+        split=split,
         world_because=world_because,
         per_node=line.ranks.per_node or (ranks // nodes if ranks and nodes and is_whole else None),
         layout=layout,
         accelerator=layout.accelerator or line.accelerator or ("cpu" if is_for_cpu else None),
     )
     not_judged = (
-        *_unread_filler(source, script),
-        *_unread_trainer(source, script),
+        *_unread_filler(source),
+        *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
         *_unread_file(source, line_arguments),
-        *_untold_ranks(source, script),
+        *_untold_ranks(source),
     )
     on_a_node = source.per_node or (None if nodes else ranks)
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
-    of_flag = _of_rank_flag(source, script)
-    refused = (*section.refused, *refusals(source), *devices, *of_flag, *lost)
+    refused = (*section.refused, *refusals(source), *devices, *_of_rank_flag(source), *lost)
     return replace(source, not_judged=not_judged, refused=refused)
 
 
@@ -510,9 +515,9 @@ def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
     return False if script is not None and trains_with(script) is False else None
 
 
-def _of_rank_flag(source: Source, script: Path | None) -> Iterator[Violation]:
+def _of_rank_flag(source: Source) -> Iterator[Violation]:
     """A script that does not take the `--local_rank=N` which DeepSpeed's launcher adds."""
-    line = source.line
+    line, script = source.line, source.script
     if line.kind != "deepspeed" or "no_local_rank" in line.launcher_flags:
         return
     is_first = line.named is not None and line.arguments.get("config") != line.named
@@ -550,11 +555,12 @@ def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
     return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
-def _unread_filler(source: Source, script: Path | None) -> Iterator[NotJudged]:
+def _unread_filler(source: Source) -> Iterator[NotJudged]:
     """Who fills in "auto", where neither the script of a line nor accelerate's YAML tells."""
     name = source.line.script
     if (name or source.accelerate.path) and source.because.startswith(_AUTO_TELLS):
-        seen = "is not there to be read" if script is None else "is not seen to train with Trainer"
+        is_there = source.script is not None
+        seen = "is not seen to train with Trainer" if is_there else "is not there to be read"
         why = f"{name} {seen}" if name else f"give the line with {flag('launch')}"
         yield NotJudged(what=f'who fills in "{AUTO}"', why=why)
 
@@ -566,10 +572,10 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(what="the number of ranks", why=why)
 
 
-def _unread_trainer(source: Source, script: Path | None) -> Iterator[NotJudged]:
+def _unread_trainer(source: Source) -> Iterator[NotJudged]:
     """Arguments that Trainer would refuse beside the file, where the script is not there."""
     line = source.line
-    if source.consumer is not Consumer.ACCELERATE or script is not None or not line.script:
+    if source.consumer is not Consumer.ACCELERATE or source.script or not line.script:
         return
     differing = [
         f"--{one.name}"
@@ -591,8 +597,9 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
         yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
 
-def _untold_ranks(source: Source, script: Path | None) -> Iterator[NotJudged]:
+def _untold_ranks(source: Source) -> Iterator[NotJudged]:
     """The ranks of tasks of `srun` where no line sets them, and no script or Lightning does."""
+    script = source.script
     is_own = source.reader == "Lightning" or (script is not None and "SLURM_" in read_text(script))
     ranks = source.line.ranks  # of MPI's tasks mpi4py knows them
     if ranks.starter == "srun" and ranks.lacks_ranks is not False and not is_own:
