@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from autotune.base.units import format_rate
 from autotune.contract import RankReport, Surroundings, TrialSpec
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.statistics import MIN_SAMPLES
@@ -31,8 +32,8 @@ def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
     if modes is not None:
         fast_s, slow_s, share = modes
         words.append(
-            f"steps ran at two speeds: {fast_s * 1e3:.3g} ms, and for {share:.0%} of them "
-            f"{slow_s * 1e3:.3g} ms"
+            f"steps ran at two speeds: {format_rate(fast_s * 1e3)} ms, and for {share:.0%} of them "
+            f"{format_rate(slow_s * 1e3)} ms"
         )
     return "; ".join(word for word in words if word)
 

@@ -343,12 +343,12 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     )
     lessons = taught_by(flags.get("knowledge"), flags.get("no_knowledge", False), say=say)
     wishes = FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)})
-    outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
-    if "model" not in given_keys(text, keys):
+    if "model" not in given_keys(text, keys):  # whatever is refused of it below
         say(
-            f"no {flag('model')} is given: this is about the built-in {outlook.job.model.name}; "
+            f"no {flag('model')} is given: this is about a small built-in model; "
             f"a study's own job is {flag('job')} results/STUDY/job.yaml"
         )
+    outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
