@@ -138,7 +138,7 @@ def format_rate(samples_per_s: float | None) -> str:
     """Samples/s with three significant digits, never in exponents: `0.0123`, `61.2`, `12345`."""
     if samples_per_s is None or samples_per_s != samples_per_s:
         return "-"
-    if samples_per_s >= 1000:
+    if round(samples_per_s) >= 1000:
         return f"{samples_per_s:.0f}"
     return f"{samples_per_s:#.3g}".rstrip(".")
 

@@ -73,7 +73,7 @@ def plan(
     *,
     flags: dict[str, Any],
     top: int = 10,
-    min_fit: float = 0.9,
+    min_fit: float | None = None,
     what_if: list[str] | None = None,
     count: bool = False,
     export: Path | None = None,

@@ -162,7 +162,12 @@ def _stage(
     whole = dense + experts
     shard = dense / s.shard_ranks + experts / s.expert_shard_ranks
     trained = p.trained_share
-    params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
+    # ZeRO++ hpZ: from the forward pass to the end of the step every group holds a copy of all
+    # parameters, where stage 3 keeps them. Source: DeepSpeed, runtime/zero/
+    # partition_parameters.py (_partition_param_sec), stage3.py (invalidate_secondary_tensor).
+    has_copy = np.greater(p.gather_group, 0)
+    sharded = shard + has_copy * whole / np.maximum(p.gather_group, 1.0)
+    params = np.where(sharded_3, sharded * params_on_device, whole) * p.weight_bytes
     # Where DeepSpeed's Adam runs on the host, stage 3 hands gradients over as they come, and so
     # does stage 2 in the last micro-batch; in those before it a rank keeps its own until the
     # backward pass ends. Stage 1 keeps all of them until the step.
@@ -216,7 +221,7 @@ def _stage(
     params_on_host = np.equal(p.param_tier, Tier.CPU)
     host_share = np.where(optimizer_on_host, 1.0, p.optimizer_host_share)
     host = updated * (p.optimizer_bytes + p.grad_bytes) * host_share
-    host = host + sharded_3 * params_on_host * shard * p.weight_bytes
+    host = host + sharded_3 * params_on_host * sharded * p.weight_bytes
     return {
         "params_bytes": params,
         "grads_bytes": grads,

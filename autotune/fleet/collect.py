@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from autotune.base.secrecy import scrubbed_text
 from autotune.base.text import one_line
+from autotune.base.units import format_rate
 from autotune.contract import (
     MOST_LOSSES,
     RANKS_DIR,
@@ -453,10 +454,9 @@ def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
     # Drawn lengths make steps of many durations by themselves.
     modes = None if is_drawn(spec.workload.lengths) else two_speeds(reports[0].step_times_s)
     if modes is not None:
-        fast_s, slow_s, share = modes
+        fast_ms, slow_ms = (format_rate(step_s * 1e3) for step_s in modes[:2])
         words.append(
-            f"steps ran at two speeds: {fast_s * 1e3:.3g} ms, and for {share:.0%} of them "
-            f"{slow_s * 1e3:.3g} ms"
+            f"steps ran at two speeds: {fast_ms} ms, and for {modes[2]:.0%} of them {slow_ms} ms"
         )
     return "; ".join(word for word in words if word)
 

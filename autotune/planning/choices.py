@@ -25,9 +25,10 @@ SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
-_UNPRICED, _LEAST_LEAD = 100, 1.3
-"""The same of one whose price nobody knows, more than several exotic ones count as; and how many
-times as fast as all others it has to be to come first."""
+_UNPRICED = 100
+"""The same of one whose price nobody knows, more than several exotic ones count as."""
+_LEAST_LEAD = 1.3
+"""How many times as fast as all others what is less certain has to be to come first."""
 _SHARED = ("cp", "ulysses")
 """Columns of degrees in which ranks share a sequence."""
 _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
@@ -54,6 +55,8 @@ class Choices:
     """By candidate: its row, from 0."""
     setbacks: Indices
     """By candidate: how far it comes behind others that fit as surely, as of `ranked`."""
+    min_fit: float
+    """Probability to fit from which on a candidate surely does."""
 
     def rank(self, index: int) -> int:
         """Rank of a candidate's row, from 1."""
@@ -91,7 +94,8 @@ def choices_of(found: Prediction, setbacks: Indices, *, min_fit: float, splits: 
     place[np.argsort(at)] = np.arange(len(at))
     row_of = np.empty(len(order), np.intp)
     row_of[order] = place[which]
-    return Choices(order=order, firsts=order[np.sort(at)], row_of=row_of, setbacks=setbacks)
+    firsts = order[np.sort(at)]
+    return Choices(order=order, firsts=firsts, row_of=row_of, setbacks=setbacks, min_fit=min_fit)
 
 
 def ordered(found: Prediction, setbacks: Indices | None = None, *, min_fit: float) -> Indices:
@@ -196,6 +200,22 @@ def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dic
             best[int(at[ordered(found.take(at), min_fit=0.0)[0]])] = chance
             is_surer |= rows
     return best
+
+
+def worthwhile_fit(found: Prediction, choices: Choices) -> float:
+    """Probability to fit that is asked of the first row where the user asks for none.
+
+    It is that of the choices, or a smaller one at which the fastest is so much faster that the
+    chance is worth it, as of `ranked`, and the prediction's error too.
+    """
+    first, wanted = int(choices.firsts[0]), choices.min_fit
+    if found.fit_probability[first] < wanted:
+        return wanted
+    for index, chance in best_probable(found, choices, min_fit=wanted).items():
+        gain = found.step_time_s[first] / found.step_time_s[index]
+        if gain * (chance / choices.min_fit) ** 2 >= _LEAST_LEAD:
+            wanted = chance
+    return wanted
 
 
 def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:

@@ -8,7 +8,7 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
-from autotune.planning.choices import MIN_FIT, PROBABLE, choices_of
+from autotune.planning.choices import PROBABLE, choices_of
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate, format_value
@@ -170,17 +170,18 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
 
 
 def explain_candidate(
-    outlook: Outlook, settings: Sequence[str], *, min_fit: float = MIN_FIT
+    outlook: Outlook, settings: Sequence[str], *, min_fit: float | None = None
 ) -> Explained:
     """Explain one candidate.
 
-    Its settings are `knob=value` each, as `Outlook.read` takes them; at `min_fit` it fits.
+    Its settings are `knob=value` each, as `Outlook.read` takes them; it fits as of `legal_rows`.
 
     Raises:
         JobError: A setting is not one.
     """
     candidate, notes = outlook.read(settings)
-    outlook, found, _, _ = legal_rows(outlook, min_fit=min_fit)
+    outlook, found, _, legal = legal_rows(outlook, min_fit=min_fit)
+    min_fit = legal.min_fit
     candidates = outlook.lattice.candidates
     prediction, reach = outlook.predict_plans(outlook.plans([candidate]))
     violations = tuple(outlook.engine.judge(candidate))

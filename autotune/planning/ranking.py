@@ -32,6 +32,7 @@ from autotune.planning.choices import (
     best_probable,
     choices_of,
     ordered,
+    worthwhile_fit,
 )
 from autotune.planning.fitting import ways_to_fit
 from autotune.planning.lattice import Lattice, laid
@@ -74,7 +75,8 @@ class Ranking:
     """The candidates as rows: what differs little is one choice."""
     on_front: frozenset[int]
     """Indices of those that no other beats in time and memory both."""
-    min_fit: float
+    is_bold: bool
+    """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
     price_per_hour: float | None
     """Price of one accelerator."""
     reach: Margin
@@ -108,6 +110,11 @@ class Ranking:
     def order(self) -> NDArray[np.intp]:
         """Indices of candidates, best first."""
         return self.choices.order
+
+    @property
+    def min_fit(self) -> float:
+        """Probability to fit from which on a candidate surely does."""
+        return self.choices.min_fit
 
     def described(self, index: int) -> str:
         """A candidate in words."""
@@ -168,15 +175,15 @@ class PredictedBaseline:
 def rank_lattice(
     outlook: Outlook,
     *,
-    min_fit: float = MIN_FIT,
+    min_fit: float | None = None,
     price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
     top: int = TOP,
 ) -> Ranking:
     """Rank the lattice; the rules judge its first `top` rows, and what else a plan names.
 
-    Candidates that fit less surely than `min_fit` come last. A what-if is a `key=value`: what the
-    fleet would be otherwise.
+    Candidates that fit less surely than `min_fit` come last; None: as of `legal_rows`. A what-if
+    is a `key=value`: what the fleet would be otherwise.
 
     Raises:
         JobError: A wish is not one.
@@ -185,6 +192,7 @@ def rank_lattice(
         _elsewhere(outlook, wish)
     outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
     candidates = outlook.lattice.candidates
+    is_bold, min_fit = choices.min_fit < (MIN_FIT if min_fit is None else 0.0), choices.min_fit
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
@@ -192,7 +200,7 @@ def rank_lattice(
         prediction=found,
         choices=choices,
         on_front=_front(found, choices, min_fit),
-        min_fit=min_fit,
+        is_bold=is_bold,
         price_per_hour=price_per_hour,
         reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
@@ -219,21 +227,23 @@ def planned_lattice(job: Job, environment: Environment, lattice: Lattice) -> Lat
         return lattice
     outlook = Outlook(job=job, environment=environment, wishes=FleetWishes(), lattice=lattice)
     with suppress(AutotuneError):
-        outlook, *_ = legal_rows(outlook, min_fit=MIN_FIT)
+        outlook, *_ = legal_rows(outlook)
     return outlook.lattice
 
 
 def legal_rows(
-    outlook: Outlook, *, min_fit: float, top: int = TOP
+    outlook: Outlook, *, min_fit: float | None = None, top: int = TOP
 ) -> tuple[Outlook, Prediction, Margin, Choices]:
     """The rows of a plan, of which all that it names is legal.
 
     What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
     the others are ranked again, and where that goes on ever more rows are judged at a time.
+    Without a `min_fit` it is `MIN_FIT`, or less where that is worth it.
 
     Returns:
         The outlook without what was refused, and what is predicted of its lattice.
     """
+    is_open, min_fit = min_fit is None, MIN_FIT if min_fit is None else min_fit
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
     if outlook.lattice.is_laid_out and not (found.fit_probability >= min_fit).any():
         smaller = outlook.engine.layouts(saves_memory=True)
@@ -245,13 +255,15 @@ def legal_rows(
         lattice = outlook.lattice
         setbacks = outlook.setbacks(lattice.candidates)
         choices = choices_of(found, setbacks, min_fit=min_fit, splits=outlook.is_space_named)
-        if lattice.is_counted:
-            return outlook, found, reach, choices
         rounds += 1
         top *= 2 if rounds > _PATIENT_ROUNDS else 1
         wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
-        if all([lattice.is_legal(place) for place in wanted]):
-            return outlook, found, reach, choices
+        if lattice.is_counted or all([lattice.is_legal(place) for place in wanted]):
+            worth = worthwhile_fit(found, choices) if is_open else min_fit
+            if worth == min_fit:
+                return outlook, found, reach, choices
+            is_open, min_fit = False, worth
+            continue
         lattice, left = lattice.without_refused()
         outlook = dataclasses.replace(outlook, lattice=lattice)
         found, reach = found.take(left), reach.take(left)

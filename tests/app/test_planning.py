@@ -466,13 +466,13 @@ def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
     assert said in done.stderr
 
 
-def test_where_nobody_names_a_model_the_built_in_one_is_named(tmp_path):
+def test_where_nobody_names_a_model_it_is_noted(tmp_path):
     def said(*command):
         done = autotune(*command, folder=tmp_path)
         assert done.returncode == ExitCode.FOUND, done.stderr
         return " ".join(done.stderr.split())
 
-    expected = "no --model is given: this is about the built-in tiny-llama-32k"
+    expected = "no --model is given: this is about a small built-in model"
     assert expected in said("explain", "zero.stage=1")
     (tmp_path / "job.yaml").write_text("world: 2\n")
     assert expected in said("plan", "--job", "job.yaml")

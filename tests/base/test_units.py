@@ -8,6 +8,7 @@ from autotune.base.errors import JobError
 from autotune.base.units import (
     format_amount,
     format_bytes,
+    format_rate,
     format_seconds,
     parse_bytes,
     parse_rate,
@@ -83,3 +84,10 @@ def test_a_duration_for_a_flag_is_one_that_it_reads(duration_s):
 def test_a_size_for_a_flag_is_one_that_it_reads(size_bytes):
     read_bytes = parse_bytes(typed_bytes(size_bytes), where="--memory-limit")
     assert size_bytes - 1 <= read_bytes < size_bytes + 0.011 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.01234, "0.0123"), (61.21, "61.2"), (999.6, "1000"), (12345.0, "12345")]
+)
+def test_a_rate_has_three_digits_and_no_exponent(rate, text):
+    assert format_rate(rate) == text

@@ -114,6 +114,17 @@ def test_a_bucket_that_gradients_are_copied_into_is_there_whatever_the_model() -
         assert predict(flattened).memory.buckets_bytes == pytest.approx(held, rel=0.01)
 
 
+def test_a_second_copy_of_parameters_lies_where_they_do() -> None:
+    # DeepSpeed: torch.empty(tensor_size // num_ranks_in_param_group, device=self.remote_device).
+    whole_bytes = 2 * parameters(plans())
+    for tier, part in ((Tier.DEVICE, "params_bytes"), (Tier.CPU, "host_bytes")):
+        without, beside = (
+            vars(predict(plans(zero_stage=3.0, dp=64.0, param_tier=tier, gather_group=n)).memory)
+            for n in (0.0, 8.0)
+        )
+        assert beside[part] - without[part] == pytest.approx(whole_bytes / 8)
+
+
 def test_the_peak_is_that_of_the_fullest_of_three_moments() -> None:
     # Of 1 and of 64 sequences, recomputed, with a loss in chunks; states in 32 bits on 16 ranks.
     sharded = {"zero_stage": 3.0, "dp": 16.0, "layer_wise_gather": 1.0}

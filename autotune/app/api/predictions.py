@@ -16,7 +16,6 @@ from autotune.base.flags import called, flag
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
-from autotune.planning.choices import MIN_FIT
 from autotune.planning.explained import Estimated, Explained, estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking, rank_lattice
@@ -167,7 +166,7 @@ class PredictedCandidate(Shown[One]):
 def plan(
     *,
     top: int = 10,
-    min_fit: float = MIN_FIT,
+    min_fit: float | None = None,
     what_if: str | Sequence[str] = (),
     count: bool = False,
     **flags: Unpack[PlanFlags],
@@ -176,7 +175,8 @@ def plan(
 
     Args:
         top: Candidates to show.
-        min_fit: Probability to fit, below which a candidate comes last.
+        min_fit: Probability to fit, below which a candidate comes last; None: 0.9, or 0.75 or 0.5
+            where that makes the first much faster.
         what_if: Changes of the fleet to compare with, `KEY=VALUE` each.
         count: Judge every candidate, to say how many are legal.
         flags: Keys of the job, its file (`job`), the fleet, and who is told (`note`). A job from
@@ -343,12 +343,12 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     )
     lessons = taught_by(flags.get("knowledge"), flags.get("no_knowledge", False), say=say)
     wishes = FleetWishes(**{f.name: flags.get(f.name) for f in dataclasses.fields(FleetWishes)})
-    outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
-    if "model" not in given_keys(text, keys):
+    if "model" not in given_keys(text, keys):  # whatever is refused of it below
         say(
-            f"no {flag('model')} is given: this is about the built-in {outlook.job.model.name}; "
+            f"no {flag('model')} is given: this is about a small built-in model; "
             f"a study's own job is {flag('job')} results/STUDY/job.yaml"
         )
+    outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook

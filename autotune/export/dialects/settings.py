@@ -75,8 +75,9 @@ def settings_files(
         "expert_tensor_parallel_size": run.row["etp"] or run.row["tp"],
         **({"num_virtual_stages_per_pipeline_rank": run.row["vp"]} if run.row["vp"] > 1 else {}),
         **{"per_node": handout.per_node, "n_nodes": handout.n_nodes},
-        "environment_variables": dict(handout.variables),
     }
+    if handout.variables:
+        arguments["environment_variables"] = dict(handout.variables)
     for argument, value in arguments.items():
         found |= settings_of(to, consumer, _FIELDS[name], argument, value)
     files = {

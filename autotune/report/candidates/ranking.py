@@ -17,7 +17,7 @@ from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
-from autotune.planning.choices import PROBABLE
+from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.planning.explained import Neighbour
 from autotune.planning.from_baseline import baseline_of, changes_from
 from autotune.planning.lattice import even_shares
@@ -156,6 +156,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "has_front": any(map(ranking.is_on_front, (*best, *more))),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
+        "least_fit": MIN_FIT,
         **_of_hosts(ranking),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),

@@ -28,9 +28,9 @@ _FIGURE = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?)?B\b)?")
 
 _MOST_PICKS = 8
 _FIGURES = (
-    ("tokens_per_s", "tokens/s", "{:,.0f}"),
-    ("tflops_per_device", "TFLOP/s per accelerator", "{:,.3g}"),
-    ("mfu", "MFU", "{:.1%}"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}".format),
+    ("tflops_per_device", "TFLOP/s per accelerator", format_rate),
+    ("mfu", "MFU", "{:.1%}".format),
 )
 """Columns of the table that grow with the speed, and how the page calls and spells them."""
 
@@ -48,7 +48,7 @@ def figures(story: Story) -> list[tuple[str, str, str]]:
     for column, name, spelled in _FIGURES:
         values = [_scaled(rows, side, column) if side else None for side in sides]
         if values[1] is not None:
-            texts = [spelled.format(value) if value is not None else "" for value in values]
+            texts = [spelled(value) if value is not None else "" for value in values]
             found.append((name, *texts))
     return [(name, before, after) for name, before, after in found]
 
