@@ -10,9 +10,10 @@ the commands say why.
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,18 @@ from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
-    LOOPS,
-    PIPES,
+    Choice,
+    Group,
+    Line,
+    Loop,
+    Node,
     OpenError,
+    Pipeline,
+    Simple,
     Token,
     elements,
     end_of,
-    tokens_of,
+    lines_of,
 )
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -57,11 +63,6 @@ _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
-_BETWEEN = ("\n", ";", "&", "do")
-"""What stands between commands, and before those of a loop."""
-_ENDS_OF_CASE = (";;", ";&", ";;&")
-_ENDS_OF_FUNCTION = frozenset(("\n", ";", ";;", "fi", "esac", "}"))
-"""What may stand behind a `return` that ends its function in any case."""
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
 _GLOBS = re.compile(r"[]*?[]")
@@ -87,8 +88,6 @@ _FOLDERS_ABOVE = 3
 """Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 6
 """Texts that read one another and functions that call one another, at most."""
-_MOST_NESTED = 60
-"""Blocks in one another: no launch has more."""
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
 that are sourced again, and those that are started."""
@@ -242,7 +241,8 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
     )
 
 
-class _Branch(NamedTuple):
+@dataclass(kw_only=True)
+class _Branch:
     """What is gone through under a condition."""
 
     runs: bool | None
@@ -250,39 +250,31 @@ class _Branch(NamedTuple):
     may_differ: bool
     """Whether values that may be others decide that."""
     changes: _Changes
+    ends: bool = False
+    """Whether it ends the file."""
 
 
-@dataclass(kw_only=True)
+class _End(Exception):
+    """A `return`, `exit`, `break` or `continue` that runs."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name)
+        self.name, self.why = name, why
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Text:
     """A text that is read: a file, a function, or what a command hands to a shell."""
 
-    tokens: Sequence[Token]
+    lines: Sequence[Line]
     path: Path | None
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
     """The commands that hand it on."""
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
-    at: int = 0
-    place: int = -1
-    """Where the last simple command begins."""
-    n_open: int = 0
-    """Branches around it, as of `_Reader._n_open`."""
-
-    def ahead(self, further: int = 0) -> str:
-        """The token that comes, as it is written; empty: none does."""
-        at = self.at + further
-        return self.tokens[at].text if at < len(self.tokens) else ""
-
-    def take(self) -> Token:
-        """The token that comes; one must."""
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def pass_lines(self) -> None:
-        """Pass ends of lines."""
-        while self.ahead() == "\n":
-            self.at += 1
+    size: int = 0
+    """Characters of a function."""
 
 
 class _Reader:
@@ -316,10 +308,7 @@ class _Reader:
         self._exported = set(around)
         self._environment: dict[str, str] | None = None
         """What exported variables hold; None: they have changed since that was asked."""
-        self._n_certain = 0
-        """Scopes, from the first on, whose values may be others where a function is called."""
-        self._functions: dict[str, list[_Text]] = {}
-        """Name -> its text; more than one: only the shell knows which."""
+        self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
         self._locals: set[str] = set()
@@ -329,28 +318,28 @@ class _Reader:
         self.written: dict[str, str] = {}
         self._place = 0
         """Where the last simple command begins that stands in the text itself."""
+        self._last = -1
+        """Where the last simple command begins."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._here = _Text(tokens=(), path=None, within=(), doubts=())
+        self._here = _Text(lines=(), path=None, within=(), doubts=())
         self._doubts: list[str] = []
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
-        self._is_skipped = False
-        """Whether what stands here never runs."""
-        self._over = ""
-        """`return` or `exit`, where one surely has run: what stands behind it never runs."""
+        self._ends: list[_End] = []
+        """Those of the function or the loop here of which only the shell knows if they run."""
         self._is_aside = False
         """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
+        self._is_loop = False
         self._n_options_read = 0
-        self._n_open, self._is_lost = 0, False
-        """Branches around it of which only the shell knows if they run, and whether all values may
-        be others."""
+        self._is_lost = False
+        """Whether all values may be others."""
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = self._n_nested = self._n_put = self._n_again = 0
+        self._depth = self._n_put = self._n_again = 0
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -358,14 +347,12 @@ class _Reader:
         Raises:
             OpenError: Something in it does not close.
         """
-        self.read(chars, path, within)
-        for name in reversed(list(self._functions)):
-            own = [one for one in self._functions[name] if one.path == path]
-            for function in () if name in self._called else own:
-                with self._branch(None, {"@": Value()}):
-                    self._n_certain = len(self._scopes) - 1
-                    self._run(function)
-                self._n_certain = 0
+        with self._shell():
+            self.read(chars, path, within)
+            for name, function in reversed([*self._functions.items()]):
+                if name not in self._called and function.path == path:
+                    with self._branch(None, {**self._doubted(), "@": Value()}):
+                        self._run(function)
 
     def read(
         self,
@@ -379,242 +366,146 @@ class _Reader:
         Raises:
             OpenError: Something in it does not close.
         """
-        self._run(_Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts))
+        self._run(_Text(lines=lines_of(chars), path=path, within=within, doubts=doubts))
 
     def _run(self, text: _Text) -> None:
-        before, ended = (self._here, self._doubts, self._is_rehearsed), self._ended()
-        self._here = replace(text, at=0, n_open=self._n_open)
+        """Take a text up to where it returns."""
+        before = self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends
+        self._here, self._is_loop, self._ends = text, False, []
         self._depth += 1
         try:
-            self._list(None)
+            self._list(text.lines)
+        except _End as end:
+            if end.name != "return":
+                raise
         finally:
-            self._here, self._doubts, self._is_rehearsed = before
+            self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends = before
             self._depth -= 1
-            if self._over == "return":
-                self._over, self._is_skipped = ended
-
-    def _ended(self) -> tuple[str, bool]:
-        """What a shell of its own leaves as it was: whether this one is over."""
-        return self._over, self._is_skipped
 
     # ------------------------------------------------ blocks
 
-    def _list(self, opened: Token | None, *ends: str) -> _Truth:
-        """Take commands up to what ends a block, or else to the end of the text.
-
-        Raises:
-            OpenError: The block does not end.
-        """
-        here, truth = self._here, _OPEN
-        while (text := here.ahead()) not in ends and text:
-            if text in _BETWEEN:
-                here.at += 1
+    def _list(self, lines: Sequence[Line], *, is_rest: bool = False) -> _Truth:
+        """Take lines; those behind an end that may have run are a branch of their own."""
+        truth, n_ends = _OPEN, len(self._ends)
+        for number, line in enumerate(lines):
+            if len(self._ends) > n_ends and not is_rest:
+                with self._branch(None) as rest:
+                    self._list(lines[number:], is_rest=True)
+                self._merge([rest], self._ends[n_ends].why)
+                return _OPEN
+            if not line.is_apart:
+                truth = self._and_or(line)
             else:
-                ended = self._ended()
-                with self._scope() as changes:
-                    truth = self._and_or()
-                if here.ahead() != "&":
-                    self._scopes[-1].update(changes)
-                else:  # that is in a shell of its own
-                    self._over, self._is_skipped = ended
-        if opened is not None and not text:
-            raise OpenError(opened.text, opened.chars[0][1])
+                with self._shell():
+                    self._and_or(line)
         return truth
 
-    def _and_or(self) -> _Truth:
-        here, truth = self._here, self._pipeline()
-        while (joint := here.ahead()) in ("&&", "||"):
-            here.at += 1
-            here.pass_lines()
+    def _and_or(self, line: Line) -> _Truth:
+        truth = self._pipeline(line.first)
+        for joint, pipeline in line.rest:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
-            why = f"{self._line(here.place)} decides by `{joint}`"
-            with self._branch(runs, may_differ=truth.may_differ) as branch:
-                then = self._pipeline()
+            why = f"{self._line(self._last)} decides by `{joint}`"
+            branch, then = self._under(runs, truth.may_differ, partial(self._pipeline, pipeline))
             self._merge([branch], why)
             holds = then.holds if runs else truth.holds if runs is False else None
             truth = _Truth(holds, truth.may_differ or then.may_differ)
         return truth
 
-    def _pipeline(self) -> _Truth:
-        here, is_negated, is_piped, ended = self._here, False, False, self._ended()
-        while (sign := here.ahead()) in ("!", "time"):
-            is_negated ^= sign == "!"
-            here.at += 1
-        while True:
-            with self._scope() as changes:
-                truth = self._command()
-            is_alone = not is_piped
-            is_piped = here.ahead() in PIPES
-            if is_alone and not is_piped:
-                self._scopes[-1].update(changes)
-                holds = truth.holds if truth.holds is None else truth.holds is not is_negated
-                return truth._replace(holds=holds)
-            self._over, self._is_skipped = ended
-            if not is_piped:  # each is in a shell of its own
-                return _OPEN
-            here.at += 1
-            here.pass_lines()
+    def _pipeline(self, pipeline: Pipeline) -> _Truth:
+        if len(pipeline.parts) == 1:
+            truth = self._command(pipeline.parts[0])
+            holds = truth.holds if truth.holds is None else truth.holds is not pipeline.is_negated
+            return truth._replace(holds=holds)
+        for part in pipeline.parts:
+            with self._shell():
+                self._command(part)
+        return _OPEN
 
-    def _command(self) -> _Truth:
+    def _command(self, node: Node) -> _Truth:
         """Take a simple command, a block, or the definition of a function."""
-        here = self._here
-        if not here.ahead():
-            return _OPEN
-        token = here.tokens[here.at]
-        is_name = token.kind == "word" and [here.ahead(1), here.ahead(2)] == ["(", ")"]
-        if token.kind in ("word", "redirection") and not is_name:
-            return self._simple_command()
-        here.at += 1
-        blocks = {"if": self._if, "case": self._case, "{": self._group, "(": self._group}
-        block = self._loop if token.text in LOOPS else blocks.get(token.text)
-        if is_name or token.text == "function":
-            block = self._function
-        if block is None:  # it ends what has not begun
-            return _OPEN
-        self._n_nested += 1
-        try:
-            if self._n_nested > _MOST_NESTED or not here.ahead():
-                raise OpenError(token.text, token.chars[0][1])
-            truth = block(token)
-        finally:
-            self._n_nested -= 1
-        self._words()  # where it reads and writes
-        return truth
-
-    def _group(self, opened: Token) -> _Truth:
-        if opened.text == "{":
-            truth = self._list(opened, "}")
-        else:  # in a shell of its own
-            ended = self._ended()
-            with self._scope():
-                self._list(opened, ")")
-            truth = _OPEN
-            self._over, self._is_skipped = ended
-        self._here.at += 1
-        return truth
-
-    def _if(self, opened: Token) -> _Truth:
-        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        part = "if"
-        while part != "fi":
-            truth = _Truth(True)
-            if part != "else":
-                truth = self._list(opened, "then")
-                here.at += 1
-            chosen = self._choose(branches, chosen, truth, opened, "elif", "else", "fi")
-            is_all, part = part == "else", here.take().text
-        self._merge(branches, self._why(opened), is_all=is_all)
+        if isinstance(node, Simple):
+            return self._simple_command(node)
+        if isinstance(node, Group) and not node.is_shell:
+            return self._list(node.lines)
+        if isinstance(node, Group):
+            with self._shell():
+                self._list(node.lines)
+        elif isinstance(node, Choice):
+            self._choice(node)
+        elif isinstance(node, Loop):
+            self._loop(node)
+        else:
+            self._functions[node.name] = replace(self._here, lines=node.lines, size=node.size)
         return _OPEN
 
-    def _case(self, opened: Token) -> _Truth:
-        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        is_all = False
-        words = [here.take().chars]
-        while here.ahead() not in ("in", ""):
-            here.at += 1
-        here.at += 1
-        here.pass_lines()
-        while here.ahead() != "esac":
-            patterns = list[Chars]()
-            while here.ahead() not in (")", ""):
-                token = here.take()
-                patterns += [token.chars] * (token.kind != "sign")
-            here.at += 1
-            is_all = is_all or [*map(plain, patterns)] == ["*"]
-            truth = _OPEN if self._is_skipped else self._matching(words, patterns)
-            chosen = self._choose(branches, chosen, truth, opened, *_ENDS_OF_CASE, "esac")
-            if (end := here.ahead()) != "esac":
-                here.at += 1
-            if end in (";&", ";;&"):  # others may run as well
-                chosen, is_all = _OPEN, False
-                branches = [one._replace(runs=one.runs and None) for one in branches]
-            here.pass_lines()
-        here.at += 1
-        self._merge(branches, self._why(opened), is_all=is_all)
-        return _OPEN
+    def _choice(self, choice: Choice) -> None:
+        branches, has_run, may_differ, is_all = list[_Branch | None](), False, False, False
+        for one in choice.branches:
+            if choice.name == "case":
+                truth = self._matching([choice.word, *one.patterns])
+                is_all = is_all or [*map(plain, one.patterns)] == ["*"]
+            else:
+                truth = self._list(one.condition) if one.condition else _Truth(True)
+                is_all = not one.condition
+            runs = None if has_run is None else truth.holds
+            runs = False if has_run or truth.holds is False else runs
+            decides = may_differ if has_run else truth.may_differ
+            branches.append(self._under(runs, decides, partial(self._list, one.lines))[0])
+            has_run = runs if has_run is False else has_run
+            may_differ = may_differ or truth.may_differ
+            if has_run and not may_differ:
+                break
+        self._merge(branches, self._why(choice), is_all=is_all)
 
-    def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
-        """Whether the word of a `case` is of some patterns."""
+    def _matching(self, words: Sequence[Chars]) -> _Truth:
+        """Whether the word of a `case` is of the patterns behind it."""
         self._doubts = [*self._here.doubts]
-        fields = [self._field(chars, is_split=False) for chars in (*words, *patterns)]
-        text, *shapes = (one.text for one in fields)
-        raws = [*map(plain, patterns)]
-        if "*" in raws:
+        text, *shapes = fields = [self._field(chars, is_split=False) for chars in words]
+        if any(one.raw == "*" for one in shapes):
             return _Truth(True)
-        known = [_GLOBS.findall(_QUOTED.sub("", raw)) for raw in raws]
-        is_quoted = known != [*map(_GLOBS.findall, shapes)]
-        if is_quoted or any(_NO_SHAPE.search(one) for one in (text, *shapes)):
+        known = [_GLOBS.findall(_QUOTED.sub("", one.raw)) for one in shapes]
+        is_quoted = known != [_GLOBS.findall(one.text) for one in shapes]
+        if is_quoted or any(_NO_SHAPE.search(one.text) for one in fields):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
-        return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
+        return _Truth(any(fnmatchcase(text.text, one.text) for one in shapes), may_differ)
 
-    def _choose(
-        self,
-        branches: list[_Branch],
-        chosen: _Truth,
-        truth: _Truth,
-        opened: Token,
-        *ends: str,
-    ) -> _Truth:
-        """Take a branch of an `if` or a `case` by its condition, and add it to those before.
-
-        Returns:
-            Whether one of them has run; `chosen` says it of those before.
-        """
-        has_run, may_differ = chosen
-        runs = None if has_run is None else truth.holds
-        runs = False if has_run or truth.holds is False else runs
-        decides = may_differ if has_run else truth.may_differ
-        with self._branch(runs, may_differ=decides) as branch:
-            self._list(opened, *ends)
-        branches.append(branch)
-        return _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
-
-    def _loop(self, opened: Token) -> _Truth:
+    def _loop(self, loop: Loop) -> None:
         """Take a loop: but in one over known words, what it changes is not known in it."""
-        here, why, given = self._here, self._why(opened), _Changes()
-        is_known, n_read = self._get("@") is not None, self._n_options_read
-        words = self._words()[0] if opened.text in ("for", "select") else []
-        begun, n_commands = here.at, len(self.commands)
-        is_seen = self._is_skipped or self._is_rehearsed
-        if rounds := [] if is_seen else self._rounds(opened, words):
-            with self._branch(False):
-                self._list(opened, "done")
-            body = here.tokens[begun : here.at]
-            here.at = begun
-            leaves = any(one.text in ("break", "continue") for one in body)
-            if not leaves and self._has_left(len(rounds) * _size(body)):
-                for held in rounds:
-                    here.at = begun
-                    self._put(plain(words[0]), held)
-                    self._list(opened, "done")
-                here.at += 1
-                return _OPEN
-        for name in _counted_by(words):
+        why, n_read, is_known = self._why(loop), self._n_options_read, self._get("@") is not None
+        n_commands, is_outer, given = len(self.commands), self._is_loop, _Changes()
+        self._is_loop = True
+        rounds = [] if self._is_rehearsed else self._rounds(loop)
+        if rounds and self._has_left(len(rounds) * loop.size):
+            self._go_through(loop, rounds)
+            self._is_loop = is_outer
+            return
+        for name in _counted_by(loop.words):
             given[name] = Value(why=why)
-        for _ in () if is_seen else range(2):  # what changes may decide what else does
+        for _ in () if self._is_rehearsed else range(2):  # what changes may decide what else does
             self._is_rehearsed = True
             with self._branch(None, dict(given)) as rehearsed:
-                self._list(opened, "done")
-            self._is_rehearsed, here.at = False, begun
+                self._list(loop.lines)
+            self._is_rehearsed = False
             del self.commands[n_commands:]
             for name, value in rehearsed.changes.items():
                 before = self._get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         with self._branch(None, given) as branch:
-            self._list(opened, "done")
-        here.at += 1
+            self._list(loop.lines)
+        self._is_loop = is_outer
+        self._ends = [one for one in self._ends if one.name == "return"]
         if self._n_options_read == n_read or is_known:
-            self._merge([branch], why)
-            return _OPEN
+            return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
             value = self._get(name) or Value()
             self._put(name, value._replace(why=value.why or why))
-        return _OPEN
+        return None
 
-    def _rounds(self, opened: Token, words: Sequence[Chars]) -> list[Value]:
+    def _rounds(self, loop: Loop) -> list[Value]:
         """What the variable of a loop over some words is in each round; empty: that is open."""
-        if opened.text != "for" or len(words) < 2 or plain(words[1]) != "in":
+        words = loop.words
+        if loop.name != "for" or len(words) < 2 or plain(words[1]) != "in":
             return []
         self._doubts = [*self._here.doubts]
         items = [item for one in words[2:] for item in self._field(one).items]
@@ -623,21 +514,25 @@ class _Reader:
         )
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
 
-    def _function(self, opened: Token) -> _Truth:
-        """Take the definition of a function, whose commands are those of its calls."""
-        here = self._here
-        name = opened.text if opened.text != "function" else here.take().text
-        here.at += 2 * (here.ahead() == "(")
-        here.pass_lines()
-        begun = here.at
-        with self._branch(False):
-            self._command()
-        if not self._is_skipped:
-            function = replace(here, tokens=here.tokens[begun : here.at])
-            before = self._functions.get(name, []) if self._n_open else []
-            others = [one for one in before if one.tokens != function.tokens]
-            self._functions[name] = [*others, function]
-        return _OPEN
+    def _go_through(self, loop: Loop, rounds: Sequence[Value]) -> None:
+        """Take the rounds of a loop; those behind an end that may have run are a branch."""
+        n_ends = len(self._ends)
+        for number, held in enumerate(rounds):
+            self._put(plain(loop.words[0]), held)
+            try:
+                self._list(loop.lines)
+            except _End as end:
+                if end.name == "break":
+                    break
+                if end.name != "continue":
+                    raise
+            ends = [one for one in self._ends[n_ends:] if one.name != "continue"]
+            if ends and rounds[number + 1 :]:
+                with self._branch(None) as rest:
+                    self._go_through(loop, rounds[number + 1 :])
+                self._merge([rest], ends[0].why)
+                break
+        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
 
     @contextlib.contextmanager
     def _scope(self, given: _Changes | None = None) -> Iterator[_Changes]:
@@ -652,80 +547,88 @@ class _Reader:
                 self._environment = None
 
     @contextlib.contextmanager
+    def _shell(self, given: _Changes | None = None) -> Iterator[None]:
+        """A shell of its own: what it changes and where it ends are its own."""
+        with self._scope(given), contextlib.suppress(_End):
+            yield
+
+    @contextlib.contextmanager
     def _branch(
         self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
     ) -> Iterator[_Branch]:
-        """A branch: what it changes is kept apart, from some changes on."""
-        mode = self._is_skipped, self._is_aside, self._n_open
-        over, is_open = self._over, runs is None or may_differ
-        self._is_skipped = self._is_skipped or (runs is False and not may_differ)
-        self._is_aside = self._is_aside or runs is False
-        self._n_open += is_open
-        try:
-            with self._scope(given) as changes:
-                yield _Branch(runs, may_differ, changes)
-        finally:
-            self._is_skipped, self._is_aside, self._n_open = mode
-            self._over = over if is_open else self._over  # a function that it calls may `exit`
-            self._is_skipped |= bool(self._over)
+        """A branch of which only the shell knows if it runs, or that values may decide."""
+        is_aside = self._is_aside
+        self._is_aside = is_aside or runs is False
+        with self._scope(given) as changes:
+            branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
+            try:
+                yield branch
+            except _End as end:
+                branch.ends = end.name == "exit"
+                if not branch.ends:
+                    self._ends.append(end)
+            finally:
+                self._is_aside = is_aside
 
-    def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
+    def _under(
+        self, runs: bool | None, may_differ: bool, take: Callable[[], _Truth]
+    ) -> tuple[_Branch | None, _Truth]:
+        """Take what runs under a condition; no branch: it runs for sure, or never."""
+        if runs is not None and not may_differ:
+            return None, take() if runs else _OPEN
+        truth = _OPEN
+        with self._branch(runs, may_differ=may_differ) as branch:
+            truth = take()
+        return branch, truth
+
+    def _merge(
+        self, branches: Iterable[_Branch | None], why: str, *, is_all: bool = False
+    ) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
 
         Of one that runs only if values are others stays that what it changes may differ.
         """
-        may_differ = any(branch.may_differ for branch in branches)
-        n_open = sum(branch.runs is None for branch in branches)
+        going_on = [branch for branch in branches if branch and not branch.ends]
+        may_differ = any(branch.may_differ for branch in going_on)
+        n_open = sum(branch.runs is None for branch in going_on)
         changed: dict[str, list[tuple[bool | None, Value | None]]] = {}
-        for branch in branches:
+        for branch in going_on:
             for name, value in branch.changes.items():
                 changed.setdefault(name, []).append((branch.runs, value))
-        for name, ends in changed.items():
+        for name, values in changed.items():
             before = self._get(name)
-            held = next((value for runs, value in ends if runs), before)
+            held = next((value for runs, value in values if runs), before)
             if n_open:
-                open_ = [value for runs, value in ends if runs is None]
+                open_ = [value for runs, value in values if runs is None]
                 is_kept = not is_all or len(open_) < n_open
                 held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
             self._put(name, held and held.differing(may_differ))
 
     # ------------------------------------------------ simple commands
 
-    def _words(self) -> tuple[list[Chars], list[Token]]:
-        """Take the words and the redirections that come."""
-        here, found = self._here, list[Token]()
-        while here.ahead() and here.tokens[here.at].kind in ("word", "redirection"):
-            found.append(here.take())
-        targets = [token for token in found if token.kind == "redirection"]
-        return [token.chars for token in found if token.kind == "word"], targets
-
-    def _simple_command(self) -> _Truth:
+    def _simple_command(self, command: Simple) -> _Truth:
         """Take a simple command: what it sets, sources, asks or starts."""
         here = self._here
-        first = here.tokens[here.at].chars
-        here.place = first[0][1] if first else -1
-        self._place = here.place if here.place >= 0 else self._place
-        words, targets = self._words()
-        if self._is_skipped:
-            return _OPEN
+        self._last = command.place
+        self._place = command.place if command.place >= 0 else self._place
         self._doubts = [*here.doubts]
-        fields = [self._element(word) for word in words]
-        files = [(one, self._field(one.chars, is_split=False)) for one in targets]
-        is_sure = self._n_open == here.n_open and not (self._is_aside or self._is_rehearsed)
-        if fields and fields[0].raw in ("return", "exit") and is_sure:
-            self._over, self._is_skipped = fields[0].raw, True
-        elif fields and not self._sets(fields) and not self._sources(fields):
+        fields = [self._element(word) for word in command.words]
+        files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
+        name = fields[0].raw if fields else ""
+        if name in ("return", "exit") or (self._is_loop and name in ("break", "continue")):
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
+        if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, files)
-        if len(fields) > 1 and fields[0].raw in ("[", "[["):
+        if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
-        return _TRUTHS.get(fields[0].raw, _OPEN) if fields else _OPEN
+        return _TRUTHS.get(name, _OPEN)
 
     def _get(self, name: str) -> Value | None:
         for number in range(len(self._scopes) - 1, -1, -1):
             if name in self._scopes[number]:
                 value = self._scopes[number][name]
-                return value and value.differing(self._is_lost or number < self._n_certain)
+                return value and value.differing(self._is_lost)
         return None
 
     def _has_left(self, n_chars: int) -> bool:
@@ -738,10 +641,14 @@ class _Reader:
         """Let all variables differ, for what a line says."""
         self._gone += [line] * (line not in self._gone)
         self._environment = None
+        self._scopes[-1].update(self._doubted())
+
+    def _doubted(self) -> _Changes:
+        """All variables, with values that may be others."""
         self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
-        for each in () if self._is_lost else dict.fromkeys(chain(*self._scopes)):
-            if (value := self._get(each)) is not None:
-                self._put(each, value.differing(True))
+        names = () if self._is_lost else dict.fromkeys(chain(*self._scopes))
+        held = {name: self._get(name) for name in names}
+        return {name: value.differing(True) for name, value in held.items() if value is not None}
 
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
@@ -765,9 +672,9 @@ class _Reader:
             return self._file or "a file that it sources"
         return f"line {line_of(self._text, place)}"
 
-    def _why(self, opened: Token) -> str:
+    def _why(self, block: Choice | Loop) -> str:
         """Why only the shell knows what a block leaves."""
-        return f"{self._line(opened.chars[0][1])} decides by `{opened.text}`"
+        return f"{self._line(block.place)} decides by `{block.name}`"
 
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
@@ -894,10 +801,10 @@ class _Reader:
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
         commands: list[Command] = []
-        functions, self._functions, ended = self._functions, {}, self._ended()
-        with self._scope(), contextlib.suppress(OpenError):
+        functions, self._functions = self._functions, {}
+        with self._shell(), contextlib.suppress(OpenError):
             commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
-        self._functions, (self._over, self._is_skipped) = functions, ended
+        self._functions = functions
         here, printed = ".", None
         for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
@@ -1084,8 +991,7 @@ class _Reader:
             inside._scopes[0].update(self._handed(given))
         inside._file = f"{path}, which {self._line(command.start)} starts,"
         inside._placed, inside._place = self._placed, command.start
-        inside._depth, inside._n_nested = self._depth, self._n_nested
-        inside._n_again = self._n_again
+        inside._depth, inside._n_again = self._depth, self._n_again
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
@@ -1097,38 +1003,26 @@ class _Reader:
 
     def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
-        name, n_commands, before = command.words[0].text, len(self.commands), self._locals
-        functions, branches = self._functions[name], list[_Branch]()
-        why = f"{self._line(command.start)} calls one of {len(self._functions[name])} `{name}`"
-        around, self._exported = self._exported, self._exported | own.keys()
+        name, n_commands, function = command.words[0].text, len(self.commands), None
+        function = self._functions[name]
+        if self._depth >= _MOST_DEEP or not self._has_left(function.size):
+            self._lose(f"`{name}` is a function that is not followed in all its calls")
+            return
+        self._called.add(name)
+        around, outer = self._exported, self._locals
+        self._exported, self._locals = around | own.keys(), {"@", *own}
         self._environment = None
-        for function in functions:
-            if self._depth >= _MOST_DEEP or not self._has_left(_size(function.tokens)):
-                self._lose(f"`{name}` is a function that is not followed in all its calls")
-                continue
-            self._called.add(name)
-            runs = True if len(functions) == 1 else None
-            with self._branch(runs, {**self._handed(given), **own}) as branch:
-                self._locals = {"@", *own}
+        try:
+            with self._scope({**self._handed(given), **own}) as changes:
                 self._run(function)
-            rest = [*dropwhile(lambda one: one.text != "return", function.tokens)]
-            behind = dropwhile(lambda one: one.kind == "word", rest)
-            returns = any(one.words[0].text == "return" for one in self.commands[n_commands:])
-            is_early = returns and any(one.text not in _ENDS_OF_FUNCTION for one in behind)
-            for one, value in [*branch.changes.items()]:
-                if one in self._locals:
-                    del branch.changes[one]
-                    self._exported -= {one} - around
-                elif is_early:
-                    line = f"{self._line(rest[0].chars[0][1])} decides by `return`"
-                    branch.changes[one] = Value(why=(value and value.why) or line)
-            branches.append(branch)
-        self._locals = before
-        self._exported -= own.keys() - around
-        self._merge(branches, why, is_all=True)
-        ran = self.commands[n_commands:]
-        del self.commands[n_commands:]
-        self._started([word.text for word in command.words[1:]], ran)
+        finally:
+            inner, self._locals = self._locals, outer
+            self._exported -= inner - around
+            ran = self.commands[n_commands:]
+            del self.commands[n_commands:]
+            self._started([word.text for word in command.words[1:]], ran)
+        for one in changes.keys() - inner:
+            self._put(one, changes[one])
 
     def _handed(self, given: list[Chars]) -> _Changes:
         """What `$@` is where words are handed on; nothing: what it is here."""
@@ -1149,12 +1043,10 @@ class _Reader:
 
     def _hands_on(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command of some words hands to a shell of its own."""
-        ended = self._ended()
         if words[0] == "sbatch" and text.text.startswith("--wrap="):
             text = text._replace(items=[text.value])
-        with self._scope({"@": Value()}):
+        with self._shell({"@": Value()}):
             self._follow(text, words)
-        self._over, self._is_skipped = ended
 
     def _follow(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
@@ -1169,11 +1061,6 @@ def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
     """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
     first = plain(words[0]) if words else ""
     return touched_by([first]) if first.startswith("((") else [first] * bool(first)
-
-
-def _size(tokens: Sequence[Token]) -> int:
-    """Characters of tokens, with their here-documents."""
-    return sum(len(one.chars) + len(one.document or ()) for one in tokens)
 
 
 def _name(text: str) -> str:
