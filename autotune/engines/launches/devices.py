@@ -18,11 +18,13 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str,
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
         if nodes is None or tasks > nodes:
-            on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
-            is_told = bool(nodes) and not ranks.reaches_nodes
-            of_nodes = f" for {format_count(nodes or 0, 'node')}" * is_told
-            what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
-            what += f"with {format_count(per_node, 'rank')}{of_nodes}"
+            what = f"srun starts {tasks} tasks"
+            if ranks.tasks_per_node:
+                what += f", {ranks.tasks_per_node} on a node"
+            what += f", and each of them starts {ranks.launcher} with "
+            what += format_count(per_node, "rank")
+            if nodes and not ranks.reaches_nodes:
+                what += f" for {format_count(nodes, 'node')}"
             if ranks.reaches_nodes:
                 yield "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
                 return

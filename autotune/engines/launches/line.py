@@ -136,8 +136,8 @@ class Ranks:
     @property
     def n_nodes(self) -> int:
         """Nodes of its ranks, as far as it says."""
-        told = self.world and self.per_node and self.world // self.per_node
-        return max(told or 1, self.nodes or 1)
+        counted = self.world and self.per_node and self.world // self.per_node
+        return max(counted or 1, self.nodes or 1)
 
     @property
     def by_default(self) -> str:
@@ -298,7 +298,7 @@ def ranks_of(
         return ranks
     if name in _OWN_LAUNCHERS:
         world, per_node = ranks_in(variables, name)
-        return replace(ranks, launcher=name * (world != 1)).of(world, per_node)
+        return replace(ranks, launcher="" if world == 1 else name).of(world, per_node)
     behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
     if behind and PurePath(behind[0]).name in _OF_MPI:
         given = dict(pairwise(behind))
@@ -306,11 +306,11 @@ def ranks_of(
         ranks = replace(ranks, starter="mpirun", tasks=tasks).of(tasks)
     else:
         world = tasks or _counted(variables.get("WORLD_SIZE", ""))
-        ranks = replace(ranks, starter="srun" * bool(behind)).of(world, tasks_per_node)
+        ranks = replace(ranks, starter="srun" if behind else "").of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    told = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
-    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, told)) or None)
+    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:

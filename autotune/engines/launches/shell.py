@@ -10,6 +10,7 @@ the commands say why.
 import contextlib
 import os
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -23,16 +24,14 @@ from autotune.base.flags import flag
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell, text_near
-from autotune.engines.launches.jobs import commands_of_job
+from autotune.engines.launches.files import SHELL_SUFFIXES, is_shell, text_near
 from autotune.engines.launches.shell_syntax import (
+    LOOPS,
+    Block,
     Choice,
-    Group,
     Line,
-    Loop,
     Node,
     OpenError,
-    Pipeline,
     Simple,
     Token,
     elements,
@@ -49,7 +48,6 @@ from autotune.engines.launches.shell_words import (
     Field,
     Value,
     Word,
-    at_blanks,
     joined,
     plain,
     split,
@@ -65,16 +63,12 @@ _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
-_GLOBS = re.compile(r"[]*?[]")
-_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.S)
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
 """An option of a shell that takes the next word."""
 _STARTERS = ("exec", "nohup", "sbatch", "srun", "env", "time")
 """Commands that start a file which is a shell's by its name or its first line."""
-_SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
-"""Commands that hand on a job in YAML."""
 _ALL_GIVEN = {"$@", "$*"}
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
@@ -94,8 +88,6 @@ that are sourced again, and those that are started."""
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
-_MOST_ROUNDS = 64
-"""Rounds of loops over known words, at most."""
 _MOST_PUT = 2**20
 """Characters that variables put into a file, at most: each line may double what one holds."""
 
@@ -144,6 +136,8 @@ class Command:
     """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str] = field(default_factory=dict)
     """As of `ShellText.written`."""
+    ends_blank: bool = False
+    """Whether its last word is a blank behind a backslash."""
 
     @property
     def around(self) -> dict[str, Any]:
@@ -168,16 +162,19 @@ class Command:
     @property
     def unread_because(self) -> str:
         """Why not all of it is known, in one line with the way out; empty: all is."""
-        return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
-            self.unread
-        )
+        why = named(self.unread, "; ", most=3)
+        return f"{why}: say the launch with {flag('launch')}" if why else ""
 
     @property
-    def blank_line(self) -> int | None:
-        """The line on which it ends in a backslash and a blank, which is a word of its own."""
-        last = self.words[-1]
-        is_blank = last.text.isspace() and self.text[last.start - 1 : last.start] == "\\"
-        return line_of(self.text, last.start) if is_blank else None
+    def last_line(self) -> int:
+        """The line of the file on which its last word stands."""
+        return line_of(self.text, max(0, self.words[-1].start))
+
+    @property
+    def blank_in(self) -> str:
+        """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
+        where = f"line {self.last_line}" if self.path == self.placed else f"{self.path}"
+        return where if self.ends_blank else ""
 
     @property
     def fix_of_lost(self) -> str:
@@ -252,6 +249,7 @@ class _Branch:
     changes: _Changes
     ends: bool = False
     """Whether it ends the file."""
+    truth: _Truth = _OPEN
 
 
 class _End(Exception):
@@ -273,8 +271,7 @@ class _Text:
     """The commands that hand it on."""
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
-    size: int = 0
-    """Characters of a function."""
+    is_function: bool = False
 
 
 class _Reader:
@@ -298,13 +295,13 @@ class _Reader:
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         around = {**slurm.variables_of(options), **variables}
         held = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **around}
-        self._scopes: list[_Changes] = [
+        self._variables: ChainMap[str, Value | None] = ChainMap(
             {
                 name: Value(None if text == f"${name}" else [unplaced(text)])
                 for name, text in held.items()
             }
-        ]
-        """Variables, and what each open branch has changed of them."""
+        )
+        """What they hold, and what each open branch has changed of them."""
         self._exported = set(around)
         self._environment: dict[str, str] | None = None
         """What exported variables hold; None: they have changed since that was asked."""
@@ -333,13 +330,13 @@ class _Reader:
         """Whether a loop is gone through to see what it changes."""
         self._is_loop = False
         self._n_options_read = 0
-        self._is_lost = False
-        """Whether all values may be others."""
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = self._n_put = self._n_again = 0
+        self._depth = self._n_put = 0
+        self._n_left = len(text) + _MOST_AGAIN
+        """Characters that may still be gone through."""
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -351,8 +348,8 @@ class _Reader:
             self.read(chars, path, within)
             for name, function in reversed([*self._functions.items()]):
                 if name not in self._called and function.path == path:
-                    with self._branch(None, {**self._doubted(), "@": Value()}):
-                        self._run(function)
+                    given = {**self._doubted(), "@": Value()}
+                    self._branch(None, partial(self._run, function), given)
 
     def read(
         self,
@@ -368,7 +365,7 @@ class _Reader:
         """
         self._run(_Text(lines=lines_of(chars), path=path, within=within, doubts=doubts))
 
-    def _run(self, text: _Text) -> None:
+    def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
         before = self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends
         self._here, self._is_loop, self._ends = text, False, []
@@ -381,42 +378,46 @@ class _Reader:
         finally:
             self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends = before
             self._depth -= 1
+        return _OPEN
 
     # ------------------------------------------------ blocks
 
-    def _list(self, lines: Sequence[Line], *, is_rest: bool = False) -> _Truth:
-        """Take lines; those behind an end that may have run are a branch of their own."""
+    def _list(self, lines: Sequence[Line]) -> _Truth:
+        return self._in_turn([partial(self._and_or, line) for line in lines])
+
+    def _in_turn(self, steps: Sequence[Callable[[], _Truth]], *, is_rest: bool = False) -> _Truth:
+        """Take lines or rounds; those behind an end that may have run are a branch."""
         truth, n_ends = _OPEN, len(self._ends)
-        for number, line in enumerate(lines):
+        for number, step in enumerate(steps):
             if len(self._ends) > n_ends and not is_rest:
-                with self._branch(None) as rest:
-                    self._list(lines[number:], is_rest=True)
-                self._merge([rest], self._ends[n_ends].why)
+                why = self._ends[n_ends].why
+                rest = partial(self._in_turn, steps[number:], is_rest=True)
+                self._merge([self._branch(None, rest)], why)
                 return _OPEN
-            if not line.is_apart:
-                truth = self._and_or(line)
-            else:
-                with self._shell():
-                    self._and_or(line)
+            truth = step()
         return truth
 
     def _and_or(self, line: Line) -> _Truth:
-        truth = self._pipeline(line.first)
-        for joint, pipeline in line.rest:
+        if line.is_apart:
+            with self._shell():
+                self._and_or(line._replace(is_apart=False))
+            return _OPEN
+        truth = _Truth(True)
+        for joint, is_negated, parts in line.pipelines:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
-            branch, then = self._under(runs, truth.may_differ, partial(self._pipeline, pipeline))
+            branch, then = self._under(runs, truth.may_differ, partial(self._pipeline, parts))
             self._merge([branch], why)
-            holds = then.holds if runs else truth.holds if runs is False else None
+            holds = truth.holds if runs is False else None
+            if runs and then.holds is not None:
+                holds = then.holds is not is_negated
             truth = _Truth(holds, truth.may_differ or then.may_differ)
         return truth
 
-    def _pipeline(self, pipeline: Pipeline) -> _Truth:
-        if len(pipeline.parts) == 1:
-            truth = self._command(pipeline.parts[0])
-            holds = truth.holds if truth.holds is None else truth.holds is not pipeline.is_negated
-            return truth._replace(holds=holds)
-        for part in pipeline.parts:
+    def _pipeline(self, parts: Sequence[Node]) -> _Truth:
+        if len(parts) == 1:
+            return self._command(parts[0])
+        for part in parts:
             with self._shell():
                 self._command(part)
         return _OPEN
@@ -425,32 +426,37 @@ class _Reader:
         """Take a simple command, a block, or the definition of a function."""
         if isinstance(node, Simple):
             return self._simple_command(node)
-        if isinstance(node, Group) and not node.is_shell:
+        if isinstance(node, Choice):
+            self._choice(node)
+        elif node.name == "{":
             return self._list(node.lines)
-        if isinstance(node, Group):
+        elif node.name == "(":
             with self._shell():
                 self._list(node.lines)
-        elif isinstance(node, Choice):
-            self._choice(node)
-        elif isinstance(node, Loop):
-            self._loop(node)
+        elif node.name in LOOPS:
+            is_outer, self._is_loop = self._is_loop, True
+            try:
+                self._loop(node)
+            finally:
+                self._is_loop = is_outer
         else:
-            self._functions[node.name] = replace(self._here, lines=node.lines, size=node.size)
+            function = replace(self._here, lines=node.lines, is_function=True)
+            self._functions[plain(node.words[0])] = function
         return _OPEN
 
     def _choice(self, choice: Choice) -> None:
         branches, has_run, may_differ, is_all = list[_Branch | None](), False, False, False
-        for one in choice.branches:
+        for condition, lines in choice.branches:
             if choice.name == "case":
-                truth = self._matching([choice.word, *one.patterns])
-                is_all = is_all or [*map(plain, one.patterns)] == ["*"]
+                truth = self._matching([choice.word, *condition])
+                is_all = is_all or [*map(plain, condition)] == ["*"]
             else:
-                truth = self._list(one.condition) if one.condition else _Truth(True)
-                is_all = not one.condition
+                truth = self._list(condition) if condition else _Truth(True)
+                is_all = not condition
             runs = None if has_run is None else truth.holds
             runs = False if has_run or truth.holds is False else runs
             decides = may_differ if has_run else truth.may_differ
-            branches.append(self._under(runs, decides, partial(self._list, one.lines))[0])
+            branches.append(self._under(runs, decides, partial(self._list, lines))[0])
             has_run = runs if has_run is False else has_run
             may_differ = may_differ or truth.may_differ
             if has_run and not may_differ:
@@ -460,89 +466,82 @@ class _Reader:
     def _matching(self, words: Sequence[Chars]) -> _Truth:
         """Whether the word of a `case` is of the patterns behind it."""
         self._doubts = [*self._here.doubts]
-        text, *shapes = fields = [self._field(chars, is_split=False) for chars in words]
-        if any(one.raw == "*" for one in shapes):
+        fields = [self._field(chars, is_split=False) for chars in words]
+        text, *shapes = (one.text for one in fields)
+        if "*" in shapes:
             return _Truth(True)
-        known = [_GLOBS.findall(_QUOTED.sub("", one.raw)) for one in shapes]
-        is_quoted = known != [_GLOBS.findall(one.text) for one in shapes]
-        if is_quoted or any(_NO_SHAPE.search(one.text) for one in fields):
+        if any(map(_NO_SHAPE.search, (text, *shapes))):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
-        return _Truth(any(fnmatchcase(text.text, one.text) for one in shapes), may_differ)
+        return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: Block) -> None:
         """Take a loop: but in one over known words, what it changes is not known in it."""
-        why, n_read, is_known = self._why(loop), self._n_options_read, self._get("@") is not None
-        n_commands, is_outer, given = len(self.commands), self._is_loop, _Changes()
-        self._is_loop = True
-        rounds = [] if self._is_rehearsed else self._rounds(loop)
-        if rounds and self._has_left(len(rounds) * loop.size):
-            self._go_through(loop, rounds)
-            self._is_loop = is_outer
-            return
+        why, n_read, words = self._why(loop), self._n_options_read, self._variables.get("@")
+        n_commands, n_ends, given = len(self.commands), len(self._ends), _Changes()
+        if rounds := [] if self._is_rehearsed else self._rounds(loop):
+            try:
+                self._in_turn([partial(self._round, loop, held) for held in rounds])
+            except _End as end:
+                if end.name != "break":
+                    raise
+            self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
+            return None
+        take = partial(self._list, loop.lines)
         for name in _counted_by(loop.words):
             given[name] = Value(why=why)
         for _ in () if self._is_rehearsed else range(2):  # what changes may decide what else does
             self._is_rehearsed = True
-            with self._branch(None, dict(given)) as rehearsed:
-                self._list(loop.lines)
+            rehearsed = self._branch(None, take, dict(given))
             self._is_rehearsed = False
             del self.commands[n_commands:]
             for name, value in rehearsed.changes.items():
-                before = self._get(name)
+                before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
-        with self._branch(None, given) as branch:
-            self._list(loop.lines)
-        self._is_loop = is_outer
-        self._ends = [one for one in self._ends if one.name == "return"]
-        if self._n_options_read == n_read or is_known:
+        branch = self._branch(None, take, given)
+        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
+        if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
-            value = self._get(name) or Value()
+            value = self._variables.get(name) or Value()
             self._put(name, value._replace(why=value.why or why))
         return None
 
-    def _rounds(self, loop: Loop) -> list[Value]:
+    def _rounds(self, loop: Block) -> list[Value]:
         """What the variable of a loop over some words is in each round; empty: that is open."""
         words = loop.words
         if loop.name != "for" or len(words) < 2 or plain(words[1]) != "in":
             return []
         self._doubts = [*self._here.doubts]
         items = [item for one in words[2:] for item in self._field(one).items]
-        is_open = len(items) > _MOST_ROUNDS or any(
-            UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
-        )
+        is_open = any(re.search(r"[$`*?[{]", plain(item)) for item in items)
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
 
-    def _go_through(self, loop: Loop, rounds: Sequence[Value]) -> None:
-        """Take the rounds of a loop; those behind an end that may have run are a branch."""
+    def _round(self, loop: Block, held: Value) -> _Truth:
         n_ends = len(self._ends)
-        for number, held in enumerate(rounds):
-            self._put(plain(loop.words[0]), held)
-            try:
-                self._list(loop.lines)
-            except _End as end:
-                if end.name == "break":
-                    break
-                if end.name != "continue":
-                    raise
-            ends = [one for one in self._ends[n_ends:] if one.name != "continue"]
-            if ends and rounds[number + 1 :]:
-                with self._branch(None) as rest:
-                    self._go_through(loop, rounds[number + 1 :])
-                self._merge([rest], ends[0].why)
-                break
-        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
+        name = plain(loop.words[0])
+        if self._n_left <= 0:
+            self._lose(f"{self._line(loop.place)} has a loop that is not followed in all rounds")
+            self._put(name, Value())
+            return _OPEN
+        self._put(name, held)
+        try:
+            self._list(loop.lines)
+        except _End as end:
+            if end.name != "continue":
+                raise
+        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name != "continue"]
+        return _OPEN
 
     @contextlib.contextmanager
     def _scope(self, given: _Changes | None = None) -> Iterator[_Changes]:
         """Keep apart what is changed inside."""
-        changes: _Changes = {} if given is None else given
-        self._scopes.append(changes)
+        outer, changes = self._variables, {} if given is None else given
+        self._variables = outer.new_child(changes)
         try:
             yield changes
         finally:
-            self._scopes.pop()
+            self._variables = outer
             if not self._exported.isdisjoint(changes):
                 self._environment = None
 
@@ -552,23 +551,26 @@ class _Reader:
         with self._scope(given), contextlib.suppress(_End):
             yield
 
-    @contextlib.contextmanager
     def _branch(
-        self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
-    ) -> Iterator[_Branch]:
-        """A branch of which only the shell knows if it runs, or that values may decide."""
+        self,
+        runs: bool | None,
+        take: Callable[[], _Truth],
+        given: _Changes | None = None,
+        *,
+        may_differ: bool = False,
+    ) -> _Branch:
+        """Take what only the shell knows to run, or values decide that may be others."""
         is_aside = self._is_aside
         self._is_aside = is_aside or runs is False
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
             try:
-                yield branch
+                branch.truth = take()
             except _End as end:
-                branch.ends = end.name == "exit"
-                if not branch.ends:
-                    self._ends.append(end)
-            finally:
-                self._is_aside = is_aside
+                branch.ends = end.name == "exit" or not (self._here.is_function or self._is_loop)
+                self._ends += [end] * (runs is not False and not branch.ends)
+        self._is_aside = is_aside
+        return branch
 
     def _under(
         self, runs: bool | None, may_differ: bool, take: Callable[[], _Truth]
@@ -576,10 +578,8 @@ class _Reader:
         """Take what runs under a condition; no branch: it runs for sure, or never."""
         if runs is not None and not may_differ:
             return None, take() if runs else _OPEN
-        truth = _OPEN
-        with self._branch(runs, may_differ=may_differ) as branch:
-            truth = take()
-        return branch, truth
+        branch = self._branch(runs, take, may_differ=may_differ)
+        return branch, branch.truth
 
     def _merge(
         self, branches: Iterable[_Branch | None], why: str, *, is_all: bool = False
@@ -596,7 +596,7 @@ class _Reader:
             for name, value in branch.changes.items():
                 changed.setdefault(name, []).append((branch.runs, value))
         for name, values in changed.items():
-            before = self._get(name)
+            before = self._variables.get(name)
             held = next((value for runs, value in values if runs), before)
             if n_open:
                 open_ = [value for runs, value in values if runs is None]
@@ -612,6 +612,8 @@ class _Reader:
         self._last = command.place
         self._place = command.place if command.place >= 0 else self._place
         self._doubts = [*here.doubts]
+        documents = [one.document for one in command.targets if one.document]
+        self._n_left -= sum(map(len, (*command.words, *documents)))
         fields = [self._element(word) for word in command.words]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
         name = fields[0].raw if fields else ""
@@ -624,41 +626,28 @@ class _Reader:
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
         return _TRUTHS.get(name, _OPEN)
 
-    def _get(self, name: str) -> Value | None:
-        for number in range(len(self._scopes) - 1, -1, -1):
-            if name in self._scopes[number]:
-                value = self._scopes[number][name]
-                return value and value.differing(self._is_lost)
-        return None
-
-    def _has_left(self, n_chars: int) -> bool:
-        """Whether so many characters may be gone through once more."""
-        has_left = self._n_again + n_chars <= _MOST_AGAIN
-        self._n_again += n_chars * has_left
-        return has_left
-
     def _lose(self, line: str) -> None:
         """Let all variables differ, for what a line says."""
+        if line not in self._gone or self._n_left > 0:
+            self._variables.update(self._doubted())
         self._gone += [line] * (line not in self._gone)
         self._environment = None
-        self._scopes[-1].update(self._doubted())
 
     def _doubted(self) -> _Changes:
         """All variables, with values that may be others."""
-        self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
-        names = () if self._is_lost else dict.fromkeys(chain(*self._scopes))
-        held = {name: self._get(name) for name in names}
-        return {name: value.differing(True) for name, value in held.items() if value is not None}
+        self._n_left -= len(self._variables)
+        held = self._variables.items()
+        return {name: value.differing(True) for name, value in held if value is not None}
 
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
-        self._scopes[-1][name] = value
+        self._variables[name] = value
         if name in self._exported:
             self._environment = None
 
     def _given(self, name: str) -> Value | None:
         """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
-        words = self._get("@")
+        words = self._variables.get("@")
         if name == "#" and words is None:
             return Value([unplaced("0")], why="")
         if words is None or words.items is None or name in "@*":
@@ -672,7 +661,7 @@ class _Reader:
             return self._file or "a file that it sources"
         return f"line {line_of(self._text, place)}"
 
-    def _why(self, block: Choice | Loop) -> str:
+    def _why(self, block: Choice | Block) -> str:
         """Why only the shell knows what a block leaves."""
         return f"{self._line(block.place)} decides by `{block.name}`"
 
@@ -764,7 +753,8 @@ class _Reader:
         if (found := _NAMED.fullmatch(raw)) is None:
             return None
         name, sign = found[1] or found[2], found[4]
-        held = self._given(name) if name in "@*#" or name.strip("0").isdigit() else self._get(name)
+        is_word = name in "@*#" or name.strip("0").isdigit()
+        held = self._given(name) if is_word else self._variables.get(name)
         is_empty = held is not None and held.items is not None and not any(held.items)
         if sign is not None and (held is None or (":" in sign and is_empty)):
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
@@ -786,25 +776,18 @@ class _Reader:
         self._n_put += sum(len(item) + 32 for item in items)
         return items if self._n_put <= _MOST_PUT else None
 
-    def _commands_of(self, chars: Chars, path: Path | None) -> list[Command]:
-        """The commands of a text that are none of the file's own."""
-        before, self.commands = self.commands, []
-        try:
-            self.read(chars, path)
-        finally:
-            found, self.commands = self.commands, before
-        return found
-
     def _folder(self, chars: Chars) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
-        commands: list[Command] = []
+        if self._depth > _MOST_DEEP:
+            return None
+        before, self.commands = self.commands, []
         functions, self._functions = self._functions, {}
         with self._shell(), contextlib.suppress(OpenError):
-            commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
-        self._functions = functions
+            self.read(chars, None)
+        commands, self.commands, self._functions = self.commands, before, functions
         here, printed = ".", None
         for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
@@ -834,13 +817,10 @@ class _Reader:
             for name in touched:
                 self._put(name, None)
         if names[0] == "read":  # what a here-document gives it, is held where that stands
-            if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-                parts = [chars for chars in at_blanks(fields[3].chars) if chars]
-                self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
             return True
         if names[0] in OPTION_READERS:
             self._n_options_read += 1
-        if names[0] == "shift" and (words := self._get("@")) is not None:
+        if names[0] == "shift" and (words := self._variables.get("@")) is not None:
             n = names[1] if len(names) > 1 else "1"
             items = words.items
             left = None if items is None or not n.isdecimal() else items[int(n) :]
@@ -871,7 +851,7 @@ class _Reader:
 
     def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
         value = Value(given.items, True) if given.is_array else Value([given.value])
-        before = self._get(name) if is_added else None
+        before = self._variables.get(name) if is_added else None
         if before is not None and before.items is not None and value.items is not None:
             items = [*before.items, *value.items]
             if not before.is_array:
@@ -889,7 +869,7 @@ class _Reader:
         path = self._here.path
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
-        name, outer = fields[1].text, self._get("BASH_SOURCE")
+        name, outer, commands = fields[1].text, self._variables.get("BASH_SOURCE"), self.commands
         if name.endswith(_OF_PYTHON):
             return True
         found = _sourced(name, path)
@@ -897,14 +877,16 @@ class _Reader:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
             chars = unplaced(read_text(found))
-            if found in self.sourced and not self._has_left(len(chars)):
+            if found in self.sourced and self._n_left <= 0:
                 raise RenderError(f"{name}: is read too often", "")
             self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
-            self._commands_of(chars, found)
+            self.commands = []  # those are none of the file's own
+            self.read(chars, found)
         except (RenderError, OpenError):
             self._lose(f"{name}, which {self._line(fields[0].place)} sources, is not read")
         finally:
+            self.commands = commands
             self._put("BASH_SOURCE", outer)
         return found is not None
 
@@ -928,7 +910,7 @@ class _Reader:
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
-        held_values = [(name, self._get(name)) for name in names]
+        held_values = [(name, self._variables.get(name)) for name in names]
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
             unread += self._gone
@@ -939,12 +921,13 @@ class _Reader:
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
-            defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
+            defaults={n: at[one.end] for n, one in enumerate(words) if one.end in at},
             assumed=tuple(self._assumed),
             options=self._options,
             path=here.path or self._placed,
             placed=self._placed,
             written=self.written,
+            ends_blank=rest[-1].raw[:1] == "\\" and words[-1].text.isspace(),
         )
         self.commands.append(command)
         if texts[0] in self._functions:
@@ -959,7 +942,7 @@ class _Reader:
     def _around(self) -> dict[str, str]:
         """What exported variables hold; `$NAME`: only the shell knows."""
         if self._environment is None:
-            held = {name: self._get(name) for name in self._exported}
+            held = {name: self._variables.get(name) for name in self._exported}
             self._environment = {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
                 name: f"${name}" if value.items is None else plain([*chain(*value.items)])
                 for name, value in held.items()
@@ -978,24 +961,22 @@ class _Reader:
             return False
         with contextlib.suppress(RenderError):
             text = text or read_text(path)
-        if path.suffix in DATA_SUFFIXES:
-            text = commands_of_job(text, path)
-        elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
+        if not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
-        if not self._has_left(len(text)):
-            self._gone.append(f"{path}, which {self._line(command.start)} starts, is not read")
+        if self._n_left <= 0:
+            self._gone.append(f"{path}, which line {command.line} starts, is not read")
             return False
         options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
         inside = _Reader(self._text, path, command.variables, options, self._files)
         if given := items[at + 1 :]:
-            inside._scopes[0].update(self._handed(given))
-        inside._file = f"{path}, which {self._line(command.start)} starts,"
+            inside._variables.update(self._handed(given))
+        inside._file = f"{path}, which line {command.line} starts,"
         inside._placed, inside._place = self._placed, command.start
-        inside._depth, inside._n_again = self._depth, self._n_again
+        inside._depth, inside._n_left = self._depth, self._n_left
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
-            self._n_again = inside._n_again
+            self._n_left = inside._n_left
             self.sourced += [path, *inside.sourced] if text else ()
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
@@ -1005,7 +986,7 @@ class _Reader:
         """Go through the function that a command calls with some words and its own variables."""
         name, n_commands, function = command.words[0].text, len(self.commands), None
         function = self._functions[name]
-        if self._depth >= _MOST_DEEP or not self._has_left(function.size):
+        if self._depth >= _MOST_DEEP or self._n_left <= 0:
             self._lose(f"`{name}` is a function that is not followed in all its calls")
             return
         self._called.add(name)
@@ -1026,7 +1007,7 @@ class _Reader:
 
     def _handed(self, given: list[Chars]) -> _Changes:
         """What `$@` is where words are handed on; nothing: what it is here."""
-        words, own = [*map(plain, given)], self._get("@")
+        words, own = [*map(plain, given)], self._variables.get("@")
         is_open = own is not None and own.items is None and not _ALL_GIVEN.isdisjoint(words)
         if is_open or any("[@]" in one for one in words):
             return {"@": Value()}
@@ -1043,8 +1024,6 @@ class _Reader:
 
     def _hands_on(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command of some words hands to a shell of its own."""
-        if words[0] == "sbatch" and text.text.startswith("--wrap="):
-            text = text._replace(items=[text.value])
         with self._shell({"@": Value()}):
             self._follow(text, words)
 
@@ -1060,7 +1039,7 @@ class _Reader:
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
     """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
     first = plain(words[0]) if words else ""
-    return touched_by([first]) if first.startswith("((") else [first] * bool(first)
+    return touched_by([first]) if first.startswith("((") else [first]
 
 
 def _name(text: str) -> str:
@@ -1091,15 +1070,11 @@ def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
         yield from ((at, False) for at in files[:1] if at < len(texts))
     elif names[0] in _ELSEWHERE and " " in texts[-1]:
         yield len(texts) - 1, True
-    elif names[0] == "sbatch" and any(text.startswith("--wrap") for text in texts):
-        at = next(at for at, text in enumerate(texts) if text.startswith("--wrap"))
-        yield at + (texts[at] == "--wrap"), True
     else:
         begun = next((at for at, name in enumerate(names) if name in _STARTERS), len(texts))
         for at, text in enumerate(texts):
             is_file = text.endswith(SHELL_SUFFIXES) or text.startswith(("./", "../"))
-            is_job = names[0] in _SUBMITTERS and text.endswith(DATA_SUFFIXES)
-            if is_job or (is_file and (at == 0 or at > begun)):
+            if is_file and (at == 0 or at > begun):
                 yield at, False
 
 

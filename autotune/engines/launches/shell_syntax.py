@@ -1,22 +1,20 @@
 """The syntax of a shell file: its words, signs and redirections, and where what opens closes."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autotune.engines.launches.shell_words import NAME, Chars, plain
 
-_LOOPS = ("for", "select", "while", "until")
+LOOPS = ("for", "select", "while", "until")
 _PIPES = ("|", "|&")
 _BETWEEN = ("\n", ";", "&", "do")
 """What stands between commands, and before those of a loop."""
-_ENDS_OF_CASE = (";;", ";&", ";;&")
 _BEFORE_NAMES = ("for", "select", "case", "function")
 _KEYWORDS = frozenset(
     (
         *("if", "then", "elif", "else", "fi", "case", "esac", "do", "done", "function"),
-        *("{", "}", "!", "time", *_LOOPS),
+        *("{", "}", "!", "time", *LOOPS),
     )
 )
 _MOST_NESTED = 60
@@ -168,89 +166,44 @@ def elements(chars: Chars) -> Sequence[Chars] | None:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simple:
-    """A simple command."""
+class Simple(NamedTuple):
+    """A simple command: its words, where it reads and writes, and where it begins."""
 
     words: Sequence[Chars]
     targets: Sequence[Token]
-    """Where it reads and writes."""
     place: int
-    """Where it begins."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Commands that `&&` and `||` join, each a pipeline."""
+class Line(NamedTuple):
+    """Pipelines: the `&&` or `||` before each, whether `!` negates it, and its commands."""
 
-    first: "Pipeline"
-    rest: Sequence[tuple[str, "Pipeline"]]
+    pipelines: "Sequence[tuple[str, bool, Sequence[Node]]]"
     is_apart: bool
     """Whether it runs in a shell of its own: `&`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """Commands that `|` joins, the result of the last one negated by `!`."""
+class Choice(NamedTuple):
+    """`if`, or `case` with its word and patterns; a branch without a condition is the `else`."""
 
-    parts: "Sequence[Node]"
-    is_negated: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """`{ ... }`, or `( ... )`, which is a shell of its own."""
-
-    lines: Sequence[Line]
-    is_shell: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """`if` or `case`."""
-
-    place: int
     name: str
+    place: int
     word: Chars
-    """What a `case` compares."""
     branches: "Sequence[Branch]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Branch:
-    """One branch of a `Choice`."""
+class Block(NamedTuple):
+    """`{`, `(`, a loop (the condition of `while` comes first), or the definition of a function."""
 
-    condition: Sequence[Line]
-    """Of an `if`; nothing: it is the `else`."""
-    patterns: Sequence[Chars]
-    """Of a `case`."""
-    lines: Sequence[Line]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """`for`, `select`, `while` or `until`; the condition of the last two begins its body."""
-
+    name: str
     place: int
-    name: str
     words: Sequence[Chars]
-    """Those behind `for`."""
+    """Those behind `for`, or the function's name."""
     lines: Sequence[Line]
-    size: int
-    """Characters of the body, with its here-documents."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Function:
-    """The definition of a function."""
-
-    name: str
-    lines: Sequence[Line]
-    size: int
-    """As of `Loop.size`."""
-
-
-Node = Simple | Group | Choice | Loop | Function
+Branch = tuple[Sequence[Line] | Sequence[Chars], Sequence[Line]]
+"""Its condition or its patterns, and what runs."""
+Node = Simple | Choice | Block
 
 
 def lines_of(chars: Chars) -> Sequence[Line]:
@@ -259,7 +212,7 @@ def lines_of(chars: Chars) -> Sequence[Line]:
     Raises:
         OpenError: Something in it does not close.
     """
-    return _Parser(tokens_of(chars)).lines(None)
+    return _Parser(tokens_of(chars)).lines()
 
 
 class _Parser:
@@ -275,97 +228,100 @@ class _Parser:
         return self._tokens[at].text if at < len(self._tokens) else ""
 
     def _take(self) -> Token:
+        """The token that comes; one must."""
         self._at += 1
         return self._tokens[self._at - 1]
 
     def _pass(self, *texts: str) -> None:
-        while self._ahead() in texts and self._ahead():
+        """Pass such tokens."""
+        while self._ahead() in texts:
             self._at += 1
 
-    def lines(self, opened: Token | None, *ends: str) -> Sequence[Line]:
+    def lines(self, *ends: str) -> Sequence[Line]:
         """Take lines up to what ends a block, or else to the end of the text."""
-        found = list[Line]()
-        while self._ahead() not in ends and self._ahead():
-            if self._ahead() in _BETWEEN:
+        begun, found = self._at, list[Line]()
+        while (text := self._ahead()) and text not in ends:
+            if text in _BETWEEN:
                 self._at += 1
-            elif (first := self._pipeline()) is not None:
-                rest = list[tuple[str, Pipeline]]()
-                while (joint := self._ahead()) in ("&&", "||"):
+                continue
+            joint, pipelines = "&&", list[tuple[str, bool, Sequence[Node]]]()
+            while joint in ("&&", "||"):
+                pipelines.append((joint, *self._pipeline()))
+                if (joint := self._ahead()) in ("&&", "||"):
                     self._at += 1
                     self._pass("\n")
-                    if (then := self._pipeline()) is not None:
-                        rest.append((joint, then))
-                found.append(Line(first=first, rest=rest, is_apart=self._ahead() == "&"))
-        if opened is not None and not self._ahead():
+            found.append(Line(pipelines, joint == "&"))
+        if ends and not text:
+            opened = self._tokens[begun - 1]
             raise OpenError(opened.text, opened.chars[0][1])
         return found
 
-    def _pipeline(self) -> Pipeline | None:
+    def _pipeline(self) -> tuple[bool, Sequence[Node]]:
         is_negated, parts, is_piped = False, list[Node](), True
         while self._ahead() in ("!", "time"):
             is_negated ^= self._take().text == "!"
         while is_piped:
-            if (part := self._command()) is not None:
-                parts.append(part)
+            parts += self._command()
             if is_piped := self._ahead() in _PIPES:
                 self._at += 1
                 self._pass("\n")
-        return Pipeline(parts=parts, is_negated=is_negated) if parts else None
+        return is_negated, parts
 
-    def _command(self) -> Node | None:
-        """Take a simple command, a block, or the definition of a function; None: it is none."""
+    def _command(self) -> list[Node]:
+        """Take a simple command, a block, or the definition of a function; nothing: it is none."""
         if not self._ahead():
-            return None
+            return []
         token = self._tokens[self._at]
         is_name = token.kind == "word" and [self._ahead(1), self._ahead(2)] == ["(", ")"]
         if token.kind in ("word", "redirection") and not is_name:
-            return self._simple()
+            return [self._simple()]
         self._at += 1
-        blocks = {"if": self._if, "case": self._case, "{": self._group, "(": self._group}
-        block = self._loop if token.text in _LOOPS else blocks.get(token.text)
+        blocks: dict[str, Callable[[Token], Node]] = {
+            **{"if": self._if, "case": self._case, "{": self._group, "(": self._group},
+            **dict.fromkeys(LOOPS, self._loop),
+        }
+        block = blocks.get(token.text)
         if is_name or token.text == "function":
             block = self._function
         if block is None:  # it ends what has not begun
-            return None
+            return []
         self._n_nested += 1
         if self._n_nested > _MOST_NESTED or not self._ahead():
             raise OpenError(token.text, token.chars[0][1])
         node = block(token)
         self._n_nested -= 1
         self._simple()  # where it reads and writes
-        return node
+        return [node]
 
     def _simple(self) -> Simple:
         begun = self._at
         while self._ahead() and self._tokens[self._at].kind in ("word", "redirection"):
             self._at += 1
         found = self._tokens[begun : self._at]
+        words = [one.chars for one in found if one.kind == "word"]
+        targets = [one for one in found if one.kind == "redirection"]
         first = found[0].chars if found else ()
-        return Simple(
-            words=[one.chars for one in found if one.kind == "word"],
-            targets=[one for one in found if one.kind == "redirection"],
-            place=first[0][1] if first else -1,
-        )
+        return Simple(words, targets, first[0][1] if first else -1)
 
-    def _group(self, opened: Token) -> Group:
-        body = self.lines(opened, "}" if opened.text == "{" else ")")
+    def _group(self, opened: Token) -> Block:
+        lines = self.lines(")" if opened.text == "(" else "}")
         self._at += 1
-        return Group(lines=body, is_shell=opened.text == "(")
+        return Block(opened.text, opened.chars[0][1], (), lines)
 
     def _if(self, opened: Token) -> Choice:
         branches, part = list[Branch](), "if"
         while part != "fi":
             condition: Sequence[Line] = ()
             if part != "else":
-                condition = self.lines(opened, "then")
+                condition = self.lines("then")
                 self._at += 1
-            body = self.lines(opened, "elif", "else", "fi")
-            branches.append(Branch(condition=condition, patterns=(), lines=body))
+            branches.append((condition, self.lines("elif", "else", "fi")))
             part = self._take().text
-        return Choice(place=opened.chars[0][1], name="if", word=[], branches=branches)
+        return Choice("if", opened.chars[0][1], [], branches)
 
     def _case(self, opened: Token) -> Choice:
-        branches, word = list[Branch](), self._take().chars
+        branches = list[Branch]()
+        word = self._take().chars
         while self._ahead() not in ("in", ""):
             self._at += 1
         self._at += 1
@@ -376,34 +332,20 @@ class _Parser:
                 token = self._take()
                 patterns += [token.chars] * (token.kind != "sign")
             self._at += 1
-            body = self.lines(opened, *_ENDS_OF_CASE, "esac")
-            branches.append(Branch(condition=(), patterns=patterns, lines=body))
-            self._pass(*_ENDS_OF_CASE, "\n")
+            branches.append((patterns, self.lines(";;", "esac")))
+            self._pass(";;", "\n")
         self._at += 1
-        return Choice(place=opened.chars[0][1], name="case", word=word, branches=branches)
+        return Choice("case", opened.chars[0][1], word, branches)
 
-    def _loop(self, opened: Token) -> Loop:
+    def _loop(self, opened: Token) -> Block:
         words = self._simple().words if opened.text in ("for", "select") else ()
-        begun = self._at
-        body = self.lines(opened, "done")
-        size = self._size(begun)
+        lines = self.lines("done")
         self._at += 1
-        place, name = opened.chars[0][1], opened.text
-        return Loop(place=place, name=name, words=words, lines=body, size=size)
+        return Block(opened.text, opened.chars[0][1], words, lines)
 
-    def _function(self, opened: Token) -> Function:
-        name = opened.text if opened.text != "function" else self._take().text
+    def _function(self, opened: Token) -> Block:
+        name = opened if opened.text != "function" else self._take()
         self._at += 2 * (self._ahead() == "(")
         self._pass("\n")
-        begun, node = self._at, self._command()
-        body = [] if node is None else [_alone(node)]
-        return Function(name=name, lines=body, size=self._size(begun))
-
-    def _size(self, begun: int) -> int:
-        """Characters from a token on to the one that comes, with their here-documents."""
-        tokens = self._tokens[begun : self._at]
-        return sum(len(one.chars) + len(one.document or ()) for one in tokens)
-
-
-def _alone(node: Node) -> Line:
-    return Line(first=Pipeline(parts=[node], is_negated=False), rest=(), is_apart=False)
+        lines = [Line([("&&", False, self._command())], False)]
+        return Block("function", name.chars[0][1], [name.chars], lines)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise, starmap
 from pathlib import Path, PurePath
 from typing import Any
@@ -24,7 +24,7 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
@@ -50,7 +50,13 @@ _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-bat
 _OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
-"""The script whose flags are all known; others may add some."""
+"""The script whose flags are all known, but for a fork's; others may add some."""
+_OF_CHECKOUTS = (
+    *("megatron/training/arguments.py", "megatron/arguments.py"),
+    *("megatron/core/transformer/transformer_config.py", "megatron/core/model_parallel_config.py"),
+)
+"""Files of a checkout whose texts and fields are the flags of its parser."""
+_IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
 _PROGRAMS = table_beside(__file__, "programs.json")
@@ -102,9 +108,7 @@ _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
 _LONGEST_COMPOSED = 2**16
-"""Characters up to which PyYAML tells the places of keys, of which it takes its time."""
-_REMARK = re.compile(r"(?:#|//).*")
-_KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
+"""Characters up to which PyYAML tells the places of keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +261,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     # Degrees alone may be a remark beside a checkpoint, or be completed by who reads them.
     is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
     is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
-    starts = _key_starts(text, is_hjson=is_hjson)
+    starts = {} if is_hjson else _key_starts(text)
     start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
@@ -269,7 +273,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         if is_whole:
             values = [] if value is True else value if isinstance(value, list) else [value]
             texts = [_as_flag(key), *map(str, values)]
-        place = starts.get(at, starts.get(at[-1:], 0))
+        place = starts.get(at, 0)
         words += [Word(text=one, start=place) for one in texts]
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
@@ -302,13 +306,12 @@ def _is_apart(at: Sequence[str], value: Any) -> bool:
     )
 
 
-def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
-    """Path of a key -> where it stands; of Hjson and of a long text, its last name alone."""
-    if not is_hjson and len(text) <= _LONGEST_COMPOSED:
+def _key_starts(text: str) -> Mapping[tuple[str, ...], int]:
+    """Path of a key -> where it stands; none for a long text, of which PyYAML takes its time."""
+    if len(text) <= _LONGEST_COMPOSED:
         with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
             return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
-    bare = _REMARK.sub(lambda one: " " * len(one[0]), text)
-    return {(one[1],): one.start(1) for one in reversed(list(_KEY.finditer(bare)))}
+    return {}
 
 
 def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -486,7 +489,7 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
 def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
     lost = shell.lost_below(command)
-    if lost is not None and not (launch.words and command.blank_line):  # `_stray` tells that
+    if lost is not None and not (launch.words and command.blank_in):  # `_stray` tells that
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
@@ -684,11 +687,14 @@ class _Arguments:
         except JobError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
-            if PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
-                self._script_flags.append((name, word))
-            else:
-                self._refuse("flags.unknown", error.message, word, error.hint)
-            return None
+            if (argument := name.lstrip("-")) in defaults(self.release):
+                self._forget(argument)  # a fork's parser may spell it so
+            if self._adds(name):
+                return None
+            is_plain = PurePath(self._script).name == _PLAIN_SCRIPT and not self._is_forks
+            if is_plain or is_flag_of_any(name):
+                return self._refuse("flags.unknown", error.message, word, error.hint)
+            return self._script_flags.append((name, word))
         if flag.argument in GONE and not self._is_megatrons:
             return self._leave(name, attached, following)
         taken = [attached] if equals else []
@@ -702,6 +708,8 @@ class _Arguments:
         except ValueError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
+            if any(f"'{text}'" in self._parser for text in taken):
+                return self._forget(flag.argument)  # a fork's parser takes it
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
         return self._keep(flag.argument, value, flag.name, word.start)
@@ -724,8 +732,7 @@ class _Arguments:
     @property
     def problems(self) -> list[Violation]:
         """Words that the parser refuses; flags that the script is not seen to add come last."""
-        found = [flag for flag in self._script_flags if not self._adds(flag[0])]
-        if not found:
+        if not (found := self._script_flags):
             return self._problems
         near_flags = []
         for name, _ in found:
@@ -747,14 +754,31 @@ class _Arguments:
         )
         return [*problems, problem]
 
+    @cached_property
+    def _script_path(self) -> Path | None:
+        """The script, from where one stands or a folder of the launch on; None: not there."""
+        folders, names = (Path(), *self._path.parents), (self._script, Path(self._script).name)
+        near = (folder / name for name in names for folder in folders)
+        return next((path for path in near if path.is_file()), None)
+
+    @cached_property
+    def _parser(self) -> str:
+        """The text of the script and of its checkout's parser, as far as they are there."""
+        script = self._script_path
+        files = () if script is None else (script, *map(script.parent.joinpath, _OF_CHECKOUTS))
+        return "\n".join(text_near(str(path)) for path in files)
+
+    @cached_property
+    def _is_forks(self) -> bool:
+        """True if the script imports another package of its checkout, which may add flags."""
+        folder = self._script_path.parent if self._script_path else Path()
+        packages = {*_IMPORTED.findall(self._parser)} - {"megatron"}
+        return any(map(Path.is_dir, map(folder.joinpath, packages)))
+
     def _adds(self, flag: str) -> bool:
-        """True if the script is there and adds the flag."""
-        for path in (Path(self._script), self._path.parent / self._script):
-            try:
-                return path.is_file() and flag in read_text(path)
-            except RenderError:
-                continue
-        return False
+        """True if the script, or the parser of its checkout, is there and has the flag."""
+        field = flag.lstrip("-").replace("-", "_")
+        return flag in self._parser or f"    {field}: " in self._parser
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
         at = (f"@{word.start}",)

@@ -105,6 +105,7 @@ def test_sums_are_those_of_bash(sum_):
         "f() {\ncat > x <<E\n" + "a b\n" * 1000 + "E\n}\n" + "f\n" * 1000 + "torchrun t.py",
         "for A in" + " 1" * 60 + "; do\n" + "run $A\n" * 600 + "done\ntorchrun t.py",
         "".join(f"A{n}=1\n" for n in range(2000)) + "f() { f; }\n" + "f\n" * 500 + "torchrun t.py",
+        "for A in 1 2 3 4 5 6 7 8; do\n" * 7 + "run $A\n" + "done\n" * 7 + "torchrun t.py",
         "if [ $B = 0 ]; then A=1\n"
         + "".join(f"elif [ $B = {n} ]; then\n  export A{n}=1\n  echo $B\n" for n in range(4000))
         + "fi\n"
@@ -112,7 +113,7 @@ def test_sums_are_those_of_bash(sum_):
     ],
     ids=[
         *("word", "quoted", "doubled", "array", "signs", "uses", "aside", "calls", "rounds"),
-        *("recursion", "branches"),
+        *("recursion", "nested", "branches"),
     ],
 )
 def test_no_file_takes_long(text):
@@ -246,11 +247,6 @@ def test_files_that_source_one_another_end(tmp_path):
     text = "source a.sh\ntorchrun t.py --train $A$B\n"
     shell = read_shell(text, tmp_path / "run.sh", follows=True)
     assert shell.commands[-1].words[-1].text == "11"
-
-
-def test_a_text_that_is_read_into_an_array_is_split():
-    text = 'read -ra A <<<"${ARGS:-"--nproc-per-node 2"}"\ntorchrun "${A[@]}" t.py\n'
-    assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
 
 
 @cases("folder", "said")
@@ -395,7 +391,6 @@ _RUNS = "run ${DS:-a}\n"
 @pytest.mark.parametrize("name", ["inner.sh", "inner"])
 def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
     (tmp_path / name).write_text(f"#!/bin/bash\n{_RUNS}")
-    (tmp_path / "job.yaml").write_text(f"kind: x\nrun: bash {name}\n")
     text = line.replace("FILE", name)
     commands = read_shell(f"{text}\n", tmp_path / "run.sh", follows=True).commands
     assert [one.words[1].text for one in commands if one.words[0].text == "run"] == ["a"]
