@@ -18,13 +18,10 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str,
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
         if nodes is None or tasks > nodes:
-            what = f"srun starts {tasks} tasks"
-            if ranks.tasks_per_node:
-                what += f", {ranks.tasks_per_node} on a node"
-            what += f", and each of them starts {ranks.launcher} with "
-            what += format_count(per_node, "rank")
-            if nodes and not ranks.reaches_nodes:
-                what += f" for {format_count(nodes, 'node')}"
+            on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
+            counted = format_count(nodes, "node") if nodes and not ranks.reaches_nodes else ""
+            what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
+            what += f"with {format_count(per_node, 'rank')}{counted and f' for {counted}'}"
             if ranks.reaches_nodes:
                 yield "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
                 return

@@ -181,25 +181,19 @@ def parts_of(words: Sequence[str]) -> LineParts:
     script_at = next(
         (at for at in range(begin, len(words)) if _is_script(words, at, words[at])), len(words)
     )
-    script_flags_at = range(script_at + 1, len(words))
+    launcher_flags, script_flags = range(begin, script_at), range(script_at + 1, len(words))
     if script_at < len(words) and PurePath(words[script_at]).name == AXOLOTL:
-        script_flags_at = range(
-            script_at + 1, next((at for at in script_flags_at if words[at] == "--"), len(words))
-        )
-        named = dict(flags_of([words[at] for at in script_flags_at])).get("launcher", "accelerate")
-        return LineParts(
-            kind=_launcher(str(named)),
-            launcher_at=min(script_flags_at.stop, len(words) - 1),
-            script_at=script_at,
-            launcher_flags=range(script_flags_at.stop + 1, len(words)),
-            script_flags=script_flags_at,
-        )
+        stop = next((at for at in script_flags if words[at] == "--"), len(words))
+        script_flags = range(script_at + 1, stop)
+        named = dict(flags_of([words[at] for at in script_flags])).get("launcher", "accelerate")
+        kind, launcher_at = _launcher(str(named)), min(stop, len(words) - 1)
+        launcher_flags = range(stop + 1, len(words))
     return LineParts(
         kind=kind,
         launcher_at=launcher_at,
         script_at=script_at,
-        launcher_flags=range(begin, script_at),
-        script_flags=script_flags_at,
+        launcher_flags=launcher_flags,
+        script_flags=script_flags,
     )
 
 

@@ -136,8 +136,8 @@ class Command:
     """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str] = field(default_factory=dict)
     """As of `ShellText.written`."""
-    ends_blank: bool = False
-    """Whether its last word is a blank behind a backslash."""
+    blank_in: str = ""
+    """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
 
     @property
     def around(self) -> dict[str, Any]:
@@ -164,17 +164,6 @@ class Command:
         """Why not all of it is known, in one line with the way out; empty: all is."""
         why = named(self.unread, "; ", most=3)
         return f"{why}: say the launch with {flag('launch')}" if why else ""
-
-    @property
-    def last_line(self) -> int:
-        """The line of the file on which its last word stands."""
-        return line_of(self.text, max(0, self.words[-1].start))
-
-    @property
-    def blank_in(self) -> str:
-        """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
-        where = f"line {self.last_line}" if self.path == self.placed else f"{self.path}"
-        return where if self.ends_blank else ""
 
     @property
     def fix_of_lost(self) -> str:
@@ -380,8 +369,6 @@ class _Reader:
             self._depth -= 1
         return _OPEN
 
-    # ------------------------------------------------ blocks
-
     def _list(self, lines: Sequence[Line]) -> _Truth:
         return self._in_turn([partial(self._and_or, line) for line in lines])
 
@@ -398,16 +385,14 @@ class _Reader:
         return truth
 
     def _and_or(self, line: Line) -> _Truth:
-        if line.is_apart:
-            with self._shell():
-                self._and_or(line._replace(is_apart=False))
-            return _OPEN
         truth = _Truth(True)
-        for joint, is_negated, parts in line.pipelines:
+        for joint, is_negated, parts in line:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
-            branch, then = self._under(runs, truth.may_differ, partial(self._pipeline, parts))
+            take = partial(self._pipeline, parts)
+            branch = self._branch(runs, take, may_differ=truth.may_differ)
             self._merge([branch], why)
+            then = branch.truth
             holds = truth.holds if runs is False else None
             if runs and then.holds is not None:
                 holds = then.holds is not is_negated
@@ -415,12 +400,8 @@ class _Reader:
         return truth
 
     def _pipeline(self, parts: Sequence[Node]) -> _Truth:
-        if len(parts) == 1:
-            return self._command(parts[0])
-        for part in parts:
-            with self._shell():
-                self._command(part)
-        return _OPEN
+        truths = [*map(self._command, parts)]
+        return truths[0] if len(truths) == 1 else _OPEN
 
     def _command(self, node: Node) -> _Truth:
         """Take a simple command, a block, or the definition of a function."""
@@ -434,29 +415,35 @@ class _Reader:
             with self._shell():
                 self._list(node.lines)
         elif node.name in LOOPS:
-            is_outer, self._is_loop = self._is_loop, True
+            is_outer, n_ends, self._is_loop = self._is_loop, len(self._ends), True
             try:
                 self._loop(node)
+            except _End as end:
+                if end.name != "break":
+                    raise
             finally:
                 self._is_loop = is_outer
+                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name == "return"]
         else:
             function = replace(self._here, lines=node.lines, is_function=True)
             self._functions[plain(node.words[0])] = function
         return _OPEN
 
     def _choice(self, choice: Choice) -> None:
-        branches, has_run, may_differ, is_all = list[_Branch | None](), False, False, False
-        for condition, lines in choice.branches:
+        branches, is_all, may_differ = list[_Branch](), False, False
+        has_run: bool | None = False
+        for condition, patterns, lines in choice.branches:
             if choice.name == "case":
-                truth = self._matching([choice.word, *condition])
-                is_all = is_all or [*map(plain, condition)] == ["*"]
+                truth = self._matching([choice.word, *patterns])
+                is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
                 truth = self._list(condition) if condition else _Truth(True)
                 is_all = not condition
             runs = None if has_run is None else truth.holds
             runs = False if has_run or truth.holds is False else runs
             decides = may_differ if has_run else truth.may_differ
-            branches.append(self._under(runs, decides, partial(self._list, lines))[0])
+            take = partial(self._list, lines)
+            branches.append(self._branch(runs, take, may_differ=decides))
             has_run = runs if has_run is False else has_run
             may_differ = may_differ or truth.may_differ
             if has_run and not may_differ:
@@ -478,14 +465,9 @@ class _Reader:
     def _loop(self, loop: Block) -> None:
         """Take a loop: but in one over known words, what it changes is not known in it."""
         why, n_read, words = self._why(loop), self._n_options_read, self._variables.get("@")
-        n_commands, n_ends, given = len(self.commands), len(self._ends), _Changes()
+        n_commands, given = len(self.commands), _Changes()
         if rounds := [] if self._is_rehearsed else self._rounds(loop):
-            try:
-                self._in_turn([partial(self._round, loop, held) for held in rounds])
-            except _End as end:
-                if end.name != "break":
-                    raise
-            self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
+            self._in_turn([partial(self._round, loop, held) for held in rounds])
             return None
         take = partial(self._list, loop.lines)
         for name in _counted_by(loop.words):
@@ -499,7 +481,6 @@ class _Reader:
                 before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         branch = self._branch(None, take, given)
-        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name == "return"]
         if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -509,17 +490,15 @@ class _Reader:
 
     def _rounds(self, loop: Block) -> list[Value]:
         """What the variable of a loop over some words is in each round; empty: that is open."""
-        words = loop.words
-        if loop.name != "for" or len(words) < 2 or plain(words[1]) != "in":
+        if loop.name != "for" or [*map(plain, loop.words[1:2])] != ["in"]:
             return []
         self._doubts = [*self._here.doubts]
-        items = [item for one in words[2:] for item in self._field(one).items]
+        items = [item for one in loop.words[2:] for item in self._field(one).items]
         is_open = any(re.search(r"[$`*?[{]", plain(item)) for item in items)
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
 
     def _round(self, loop: Block, held: Value) -> _Truth:
-        n_ends = len(self._ends)
-        name = plain(loop.words[0])
+        n_ends, name = len(self._ends), plain(loop.words[0])
         if self._n_left <= 0:
             self._lose(f"{self._line(loop.place)} has a loop that is not followed in all rounds")
             self._put(name, Value())
@@ -559,7 +538,10 @@ class _Reader:
         *,
         may_differ: bool = False,
     ) -> _Branch:
-        """Take what only the shell knows to run, or values decide that may be others."""
+        """Take what runs under a condition; where that is certain, its changes are none apart."""
+        if runs is not None and not may_differ:
+            truth = take() if runs else _OPEN
+            return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
         is_aside = self._is_aside
         self._is_aside = is_aside or runs is False
         with self._scope(given) as changes:
@@ -572,23 +554,12 @@ class _Reader:
         self._is_aside = is_aside
         return branch
 
-    def _under(
-        self, runs: bool | None, may_differ: bool, take: Callable[[], _Truth]
-    ) -> tuple[_Branch | None, _Truth]:
-        """Take what runs under a condition; no branch: it runs for sure, or never."""
-        if runs is not None and not may_differ:
-            return None, take() if runs else _OPEN
-        branch = self._branch(runs, take, may_differ=may_differ)
-        return branch, branch.truth
-
-    def _merge(
-        self, branches: Iterable[_Branch | None], why: str, *, is_all: bool = False
-    ) -> None:
+    def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
 
         Of one that runs only if values are others stays that what it changes may differ.
         """
-        going_on = [branch for branch in branches if branch and not branch.ends]
+        going_on = [branch for branch in branches if not branch.ends]
         may_differ = any(branch.may_differ for branch in going_on)
         n_open = sum(branch.runs is None for branch in going_on)
         changed: dict[str, list[tuple[bool | None, Value | None]]] = {}
@@ -603,8 +574,6 @@ class _Reader:
                 is_kept = not is_all or len(open_) < n_open
                 held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
             self._put(name, held and held.differing(may_differ))
-
-    # ------------------------------------------------ simple commands
 
     def _simple_command(self, command: Simple) -> _Truth:
         """Take a simple command: what it sets, sources, asks or starts."""
@@ -735,7 +704,7 @@ class _Reader:
             elif command == "read" and not name:
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
-                self._hands_on(Field("", [body], word.place), texts)
+                self._follow(Field("", [body], word.place), texts)
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
@@ -816,8 +785,6 @@ class _Reader:
         if names[0] == "unset":
             for name in touched:
                 self._put(name, None)
-        if names[0] == "read":  # what a here-document gives it, is held where that stands
-            return True
         if names[0] in OPTION_READERS:
             self._n_options_read += 1
         if names[0] == "shift" and (words := self._variables.get("@")) is not None:
@@ -826,7 +793,8 @@ class _Reader:
             left = None if items is None or not n.isdecimal() else items[int(n) :]
             left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
-        if touched or names[0] == "shift" or names[0].startswith("(("):
+        # What a here-document gives to `read`, is held where that stands.
+        if touched or names[0] in ("shift", "read") or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
@@ -914,6 +882,9 @@ class _Reader:
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
             unread += self._gone
+        blank_in = ""
+        if rest[-1].raw[:1] == "\\" and texts[-1].isspace():
+            blank_in = str(here.path) if self._file else self._line(rest[-1].place)
         command = Command(
             words=words,
             start=fields[0].place if fields[0].place >= 0 else self._place,
@@ -927,7 +898,7 @@ class _Reader:
             path=here.path or self._placed,
             placed=self._placed,
             written=self.written,
-            ends_blank=rest[-1].raw[:1] == "\\" and words[-1].text.isspace(),
+            blank_in=blank_in,
         )
         self.commands.append(command)
         if texts[0] in self._functions:
@@ -935,7 +906,7 @@ class _Reader:
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for first, is_text in _started_by(texts):
             if is_text:
-                self._hands_on(items[first], texts)
+                self._follow(items[first], texts)
             elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
@@ -984,7 +955,7 @@ class _Reader:
 
     def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
-        name, n_commands, function = command.words[0].text, len(self.commands), None
+        name, n_commands = command.words[0].text, len(self.commands)
         function = self._functions[name]
         if self._depth >= _MOST_DEEP or self._n_left <= 0:
             self._lose(f"`{name}` is a function that is not followed in all its calls")
@@ -1022,18 +993,15 @@ class _Reader:
             self.commands.pop()
         self.commands += commands
 
-    def _hands_on(self, text: Field, words: Sequence[str]) -> None:
-        """Read a text that a command of some words hands to a shell of its own."""
-        with self._shell({"@": Value()}):
-            self._follow(text, words)
-
     def _follow(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
-        if self._depth < _MOST_DEEP:
-            chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            within = (*self._here.within, *words)
-            with contextlib.suppress(OpenError):
-                self.read(chars, self._here.path, within, tuple(self._doubts))
+        if self._depth >= _MOST_DEEP:
+            return
+        chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+        within = (*self._here.within, *words)
+        shell = contextlib.nullcontext() if words == ("eval",) else self._shell({"@": Value()})
+        with contextlib.suppress(OpenError), shell:
+            self.read(chars, self._here.path, within, tuple(self._doubts))
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
@@ -1084,28 +1052,15 @@ def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why
     first, begin = values[0], None if before is None else before.texts
     if first is not None and texts[0] is not None and texts.count(texts[0]) == len(texts):
         return first.differing(any(one.why is not None for one in values if one))
-    if before is not None and begin is not None:
-        if before.is_array:
-            is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
-        else:
-            blank = "".join(begin)
-            is_added = all(
-                one and (one == begin or one[0].startswith(f"{blank} ")) for one in texts
-            )
-        if is_added:
-            return _added(name, before, why, gap="" if before.is_array else " ")
-    return Value(why=why)
-
-
-def _added(name: str, before: Value, why: str, *, gap: str = "") -> Value:
-    """A value to which only the shell knows what is added."""
-    if before.items is None:
+    if before is None or before.items is None or begin is None:
         return Value(why=why)
-    rest = unplaced(f"{gap}${{{name}[@]}}")
-    items = [*before.items, rest]
-    if not before.is_array:
-        items = [[char for item in items for char in item]]
-    return before._replace(items=items, why=why)
+    rest = [*before.items, unplaced(f"${{{name}[@]}}")]
+    if before.is_array:
+        is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
+    else:
+        blank, rest = f"{''.join(begin)} ", joined(rest)
+        is_added = all(one and (one == begin or one[0].startswith(blank)) for one in texts)
+    return before._replace(items=rest, why=why) if is_added else Value(why=why)
 
 
 def _sourced(name: str, base: Path) -> Path | None:

@@ -174,14 +174,6 @@ class Simple(NamedTuple):
     place: int
 
 
-class Line(NamedTuple):
-    """Pipelines: the `&&` or `||` before each, whether `!` negates it, and its commands."""
-
-    pipelines: "Sequence[tuple[str, bool, Sequence[Node]]]"
-    is_apart: bool
-    """Whether it runs in a shell of its own: `&`."""
-
-
 class Choice(NamedTuple):
     """`if`, or `case` with its word and patterns; a branch without a condition is the `else`."""
 
@@ -192,18 +184,23 @@ class Choice(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`{`, `(`, a loop (the condition of `while` comes first), or the definition of a function."""
+    """`{`, `(`, a loop (the condition of `while` comes first), or the definition of a function.
+
+    What `&` and `|` start is in a shell of its own, too: `(`.
+    """
 
     name: str
     place: int
     words: Sequence[Chars]
     """Those behind `for`, or the function's name."""
-    lines: Sequence[Line]
+    lines: "Sequence[Line]"
 
 
-Branch = tuple[Sequence[Line] | Sequence[Chars], Sequence[Line]]
-"""Its condition or its patterns, and what runs."""
+Branch = tuple["Sequence[Line]", Sequence[Chars], "Sequence[Line]"]
+"""The condition of an `if`, the patterns of a `case`, and what runs."""
 Node = Simple | Choice | Block
+Line = Sequence[tuple[str, bool, Sequence[Node]]]
+"""Pipelines: the `&&` or `||` before each, whether `!` negates it, and its commands."""
 
 
 def lines_of(chars: Chars) -> Sequence[Line]:
@@ -244,13 +241,13 @@ class _Parser:
             if text in _BETWEEN:
                 self._at += 1
                 continue
-            joint, pipelines = "&&", list[tuple[str, bool, Sequence[Node]]]()
+            joint, line = "&&", list[tuple[str, bool, Sequence[Node]]]()
             while joint in ("&&", "||"):
-                pipelines.append((joint, *self._pipeline()))
+                line.append((joint, *self._pipeline()))
                 if (joint := self._ahead()) in ("&&", "||"):
                     self._at += 1
                     self._pass("\n")
-            found.append(Line(pipelines, joint == "&"))
+            found.append(_alone(_apart(line)) if joint == "&" else line)
         if ends and not text:
             opened = self._tokens[begun - 1]
             raise OpenError(opened.text, opened.chars[0][1])
@@ -265,7 +262,7 @@ class _Parser:
             if is_piped := self._ahead() in _PIPES:
                 self._at += 1
                 self._pass("\n")
-        return is_negated, parts
+        return is_negated, parts if len(parts) == 1 else [_apart(_alone(one)) for one in parts]
 
     def _command(self) -> list[Node]:
         """Take a simple command, a block, or the definition of a function; nothing: it is none."""
@@ -315,7 +312,7 @@ class _Parser:
             if part != "else":
                 condition = self.lines("then")
                 self._at += 1
-            branches.append((condition, self.lines("elif", "else", "fi")))
+            branches.append((condition, (), self.lines("elif", "else", "fi")))
             part = self._take().text
         return Choice("if", opened.chars[0][1], [], branches)
 
@@ -332,7 +329,7 @@ class _Parser:
                 token = self._take()
                 patterns += [token.chars] * (token.kind != "sign")
             self._at += 1
-            branches.append((patterns, self.lines(";;", "esac")))
+            branches.append(((), patterns, self.lines(";;", "esac")))
             self._pass(";;", "\n")
         self._at += 1
         return Choice("case", opened.chars[0][1], word, branches)
@@ -347,5 +344,13 @@ class _Parser:
         name = opened if opened.text != "function" else self._take()
         self._at += 2 * (self._ahead() == "(")
         self._pass("\n")
-        lines = [Line([("&&", False, self._command())], False)]
+        lines = [_alone(one) for one in self._command()]
         return Block("function", name.chars[0][1], [name.chars], lines)
+
+
+def _alone(node: Node) -> Line:
+    return [("&&", False, [node])]
+
+
+def _apart(line: Line) -> Block:
+    return Block("(", -1, (), [line])

@@ -23,7 +23,6 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
-from autotune.engines.launches import slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
@@ -400,8 +399,7 @@ def _of_shell(shell: ShellText, path: Path, release: str) -> list[MegatronLaunch
     for command in shell.commands:
         if (found := _of_command(command, path, release)) is not None:
             problems = [*found.problems, *_lost(shell, command, found)]
-            gpu = _gpu_of(command.options)
-            launches.append(replace(found, problems=problems, sourced=shell.sourced, **gpu))
+            launches.append(replace(found, problems=problems, sourced=shell.sourced))
     return launches
 
 
@@ -497,14 +495,6 @@ def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterato
             at=(f"@{lost.start}",),
             consequence="ignored",
         )
-
-
-def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
-    name = slurm.gpu_of(options)
-    try:
-        return on_gpu(name, where="Slurm") if name else {}
-    except JobError:  # a site's own name of it
-        return {}
 
 
 def _script_at(words: Sequence[str]) -> int | None:
@@ -757,9 +747,9 @@ class _Arguments:
     @cached_property
     def _script_path(self) -> Path | None:
         """The script, from where one stands or a folder of the launch on; None: not there."""
-        folders, names = (Path(), *self._path.parents), (self._script, Path(self._script).name)
-        near = (folder / name for name in names for folder in folders)
-        return next((path for path in near if path.is_file()), None)
+        names = (self._script, Path(self._script).name)
+        near = (one / name for name in names for one in (Path(), *self._path.parents))
+        return next(filter(Path.is_file, near), None)
 
     @cached_property
     def _parser(self) -> str:

@@ -1,14 +1,13 @@
 """What a file says to Slurm."""
 
-from autotune.engines.launches.slurm import gpu_of, options_of, variables_of
+from autotune.engines.launches.slurm import options_of, variables_of
 from tests.cases import Cases
 
 cases = Cases(__file__)
 
 
-@cases("gres", "gpus", "kind")
-def test_the_gpus_of_a_node_are_those_among_its_resources(gres, gpus, kind):
+@cases("gres", "gpus")
+def test_the_gpus_of_a_node_are_those_among_its_resources(gres, gpus):
     options = options_of(f"#!/bin/bash\n#SBATCH -N 2 --gres={gres}\n")
     assert variables_of(options).get("SLURM_GPUS_ON_NODE") == gpus
     assert variables_of(options)["SLURM_NNODES"] == "2"
-    assert gpu_of(options) == kind

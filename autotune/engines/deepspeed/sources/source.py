@@ -338,7 +338,7 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
     source = replace(source, launch_at=(command.placed, command.line))
     flags = dict(flags_of([word.text for word in lost.words] if lost else []))
     if blank := command.blank_in:
-        found = [violation_of("file.blank_word", f"@{command.last_line}", where=blank)]
+        found = [violation_of("file.blank_word", f"@{command.line}", where=blank)]
     elif lost is None:
         return source
     else:
