@@ -24,7 +24,8 @@ from autotune.base.flags import flag
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
 from autotune.engines.launches import slurm
-from autotune.engines.launches.files import SHELL_SUFFIXES, is_shell, text_near
+from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell, text_near
+from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
     Block,
@@ -69,6 +70,8 @@ _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
 """An option of a shell that takes the next word."""
 _STARTERS = ("exec", "nohup", "sbatch", "srun", "env", "time")
 """Commands that start a file which is a shell's by its name or its first line."""
+_SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
+"""Commands that hand on a job in YAML."""
 _ALL_GIVEN = {"$@", "$*"}
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
@@ -84,12 +87,10 @@ _MOST_DEEP = 6
 """Texts that read one another and functions that call one another, at most."""
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
-that are sourced again, and those that are started."""
+that are sourced or started, what variables put in."""
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
-_MOST_PUT = 2**20
-"""Characters that variables put into a file, at most: each line may double what one holds."""
 
 _Changes = dict[str, Value | None]
 """Variable -> what it holds; None: it is not set."""
@@ -323,7 +324,7 @@ class _Reader:
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = self._n_put = 0
+        self._depth = 0
         self._n_left = len(text) + _MOST_AGAIN
         """Characters that may still be gone through."""
 
@@ -392,11 +393,10 @@ class _Reader:
             take = partial(self._pipeline, parts)
             branch = self._branch(runs, take, may_differ=truth.may_differ)
             self._merge([branch], why)
-            then = branch.truth
             holds = truth.holds if runs is False else None
-            if runs and then.holds is not None:
-                holds = then.holds is not is_negated
-            truth = _Truth(holds, truth.may_differ or then.may_differ)
+            if runs and branch.truth.holds is not None:
+                holds = branch.truth.holds is not is_negated
+            truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
         return truth
 
     def _pipeline(self, parts: Sequence[Node]) -> _Truth:
@@ -742,8 +742,8 @@ class _Reader:
         is_whole = held.is_array and (found[3] or name).strip("[]") in ("@", "*")
         items = held.items if is_whole else held.items[:1]
         self._doubts += [] if held.why is None else [held.why]
-        self._n_put += sum(len(item) + 32 for item in items)
-        return items if self._n_put <= _MOST_PUT else None
+        self._n_left -= sum(map(len, items))
+        return items if self._n_left > 0 else None
 
     def _folder(self, chars: Chars) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
@@ -793,7 +793,9 @@ class _Reader:
             left = None if items is None or not n.isdecimal() else items[int(n) :]
             left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
-        # What a here-document gives to `read`, is held where that stands.
+        if names[0] == "read" and len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
+            parts = [*split([fields[3].chars], joins=False)]
+            self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
         if touched or names[0] in ("shift", "read") or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
@@ -932,7 +934,9 @@ class _Reader:
             return False
         with contextlib.suppress(RenderError):
             text = text or read_text(path)
-        if not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
+        if path.suffix in DATA_SUFFIXES:
+            text = commands_of_job(text, path)
+        elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
         if self._n_left <= 0:
             self._gone.append(f"{path}, which line {command.line} starts, is not read")
@@ -1042,7 +1046,8 @@ def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
         begun = next((at for at, name in enumerate(names) if name in _STARTERS), len(texts))
         for at, text in enumerate(texts):
             is_file = text.endswith(SHELL_SUFFIXES) or text.startswith(("./", "../"))
-            if is_file and (at == 0 or at > begun):
+            is_job = names[0] in _SUBMITTERS and text.endswith(DATA_SUFFIXES)
+            if is_job or (is_file and (at == 0 or at > begun)):
                 yield at, False
 
 

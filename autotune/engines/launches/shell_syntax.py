@@ -184,10 +184,7 @@ class Choice(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`{`, `(`, a loop (the condition of `while` comes first), or the definition of a function.
-
-    What `&` and `|` start is in a shell of its own, too: `(`.
-    """
+    """`{`, `(` (also what `&` and `|` start), a loop with its condition first, or a function."""
 
     name: str
     place: int

@@ -50,11 +50,8 @@ _OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known, but for a fork's; others may add some."""
-_OF_CHECKOUTS = (
-    *("megatron/training/arguments.py", "megatron/arguments.py"),
-    *("megatron/core/transformer/transformer_config.py", "megatron/core/model_parallel_config.py"),
-)
-"""Files of a checkout whose texts and fields are the flags of its parser."""
+_OF_CHECKOUTS = ("megatron/training/arguments.py", "megatron/arguments.py")
+"""Files of a checkout that hold the flags of its parser."""
 _IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
@@ -106,6 +103,7 @@ _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"
 """Sections of a file that say how another model than the trained one is split."""
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
+_KEY = re.compile(r"""^[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
 _LONGEST_COMPOSED = 2**16
 """Characters up to which PyYAML tells the places of keys."""
 
@@ -260,8 +258,8 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     # Degrees alone may be a remark beside a checkpoint, or be completed by who reads them.
     is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
     is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
-    starts = {} if is_hjson else _key_starts(text)
-    start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
+    starts = _key_starts(text, is_hjson=is_hjson)
+    start = next(starts.get(at, starts.get(at[-1:], 0)) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
     for at, value in fields.items():
@@ -272,7 +270,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
         if is_whole:
             values = [] if value is True else value if isinstance(value, list) else [value]
             texts = [_as_flag(key), *map(str, values)]
-        place = starts.get(at, 0)
+        place = starts.get(at, starts.get(at[-1:], 0))
         words += [Word(text=one, start=place) for one in texts]
     found = _of_command(Command(words=tuple(words), start=start, text=text), path, release)
     if found is None or is_whole:
@@ -305,12 +303,12 @@ def _is_apart(at: Sequence[str], value: Any) -> bool:
     )
 
 
-def _key_starts(text: str) -> Mapping[tuple[str, ...], int]:
-    """Path of a key -> where it stands; none for a long text, of which PyYAML takes its time."""
-    if len(text) <= _LONGEST_COMPOSED:
+def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
+    """Path of a key -> where it stands; of Hjson and of a long text, its last name alone."""
+    if not is_hjson and len(text) <= _LONGEST_COMPOSED:
         with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
             return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
-    return {}
+    return {(one[1],): one.start(1) for one in reversed([*_KEY.finditer(text)])}
 
 
 def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -767,8 +765,7 @@ class _Arguments:
 
     def _adds(self, flag: str) -> bool:
         """True if the script, or the parser of its checkout, is there and has the flag."""
-        field = flag.lstrip("-").replace("-", "_")
-        return flag in self._parser or f"    {field}: " in self._parser
+        return flag in self._parser
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
         at = (f"@{word.start}",)

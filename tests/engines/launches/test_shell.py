@@ -249,6 +249,11 @@ def test_files_that_source_one_another_end(tmp_path):
     assert shell.commands[-1].words[-1].text == "11"
 
 
+def test_a_text_that_is_read_into_an_array_is_split():
+    text = 'read -ra A <<<"${ARGS:-"--nproc-per-node 2"}"\ntorchrun "${A[@]}" t.py\n'
+    assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
+
+
 @cases("folder", "said")
 def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     shell = read_shell(f'F={folder}\nrun {folder} "$F/a"\n', Path("jobs/night/run.sh"))
@@ -391,6 +396,7 @@ _RUNS = "run ${DS:-a}\n"
 @pytest.mark.parametrize("name", ["inner.sh", "inner"])
 def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
     (tmp_path / name).write_text(f"#!/bin/bash\n{_RUNS}")
+    (tmp_path / "job.yaml").write_text(f"kind: x\nrun: bash {name}\n")
     text = line.replace("FILE", name)
     commands = read_shell(f"{text}\n", tmp_path / "run.sh", follows=True).commands
     assert [one.words[1].text for one in commands if one.words[0].text == "run"] == ["a"]
