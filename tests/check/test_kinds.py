@@ -141,7 +141,6 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"sbatch -N 1 <<'E'\n#!/bin/bash\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
-        (f"sbatch --wrap='{FOUR.replace('4', '8', 1)}'", "batch.product"),
         (f"cat > job.sh <<E\nsrun {FOUR}\nE\nsbatch -N 1 --ntasks-per-node 4 job.sh",
          "file.tasks"),
         # A package is no launcher, and torchrun has variables.

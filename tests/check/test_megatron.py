@@ -296,6 +296,25 @@ def test_a_flag_of_no_release_is_told_of_a_script_that_may_have_it(tmp_path, mon
     assert "--our-way" not in found.violation.message
 
 
+def test_a_fork_has_flags_and_values_of_its_own(tmp_path, monkeypatch):
+    """MindSpeed-LLM imports a package beside its script; others change Megatron's own parser."""
+    monkeypatch.chdir(tmp_path)
+    more = "--fused-by-us --tokenizer-type OursFromFile"
+    line = LINE.format(micro=1, tp=1, pp=1, more=more).replace("--num-layers", "--num_layers")
+    names = ("megatron.flags.unknown", "megatron.flags.value")
+    found = [one.violation for one in checked(Path("run.sh"), line).found]
+    assert {(one.rule, one.level) for one in found} >= {(name, "error") for name in names}
+    Path("pretrain_gpt.py").write_text("from ours import parser\n")
+    Path("ours").mkdir()
+    found = [one.violation for one in checked(Path("run.sh"), line).found]
+    assert {one.level for one in found if one.rule.startswith("megatron.flags")} == {"warning"}
+    Path("megatron").mkdir()
+    flags = ("--fused-by-us", "--num_layers", "'OursFromFile'")
+    Path("megatron/arguments.py").write_text("\n".join(flags))
+    found = [one.violation.rule for one in checked(Path("run.sh"), line).found]
+    assert not [rule for rule in found if "flags" in rule]
+
+
 def test_a_line_that_a_lost_backslash_cut_off_is_told(tmp_path):
     line = LINE.format(micro=1, tp=1, pp=1, more="").rstrip()
     report = checked(tmp_path / "run.sh", f"{line}\n  --seq-length 4096 --swiglu\n")

@@ -18,7 +18,7 @@ from tests.megatron_parser import REFUSED, validated
 SCRIPTS = Path(__file__).with_name("megatron_launches")
 FOUND = {
     "bf16_and_fp16": (8, {"precision.one", "overlap.gather_needs_reduce"}),
-    "deepseek_style": (64, {"recompute_modules.fp8"}),
+    "deepseek_style": (64, {"recompute_modules.fp8", "experts.router_bias"}),
     "dense_with_experts": (8, {"experts.none"}),
     "fsdp": (8, {"checkpoint.format", "environment.connections"}),
     "interleaved": (

@@ -384,6 +384,16 @@ def test_a_space_behind_a_backslash_is_a_word_that_is_refused(tmp_path, monkeypa
     assert "file.lost_line" not in {one.violation.rule for one in report.found}
 
 
+def test_a_space_behind_a_backslash_is_told_of_a_file_that_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"train_micro_batch_size_per_gpu": 1}, "ds.json")
+    write(tmp_path, "torchrun t.py --deepspeed_config ds.json \\ \n --lr 2\n", "in.sh")
+    write(tmp_path, "#!/bin/bash\n\nbash in.sh\n", "run.sh")
+    (found,) = (one for one in checked(Path("run.sh")).found if one.place.line == 3)
+    assert found.violation.rule == "file.blank_word"
+    assert found.violation.fix == "remove the space behind the backslash in in.sh"
+
+
 WRITES = """#!/bin/bash
 HERE=$(dirname "$0")
 MICRO=2

@@ -19,10 +19,9 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[tuple[str,
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
         if nodes is None or tasks > nodes:
             on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
-            is_told = bool(nodes) and not ranks.reaches_nodes
-            of_nodes = f" for {format_count(nodes or 0, 'node')}" * is_told
+            counted = format_count(nodes, "node") if nodes and not ranks.reaches_nodes else ""
             what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
-            what += f"with {format_count(per_node, 'rank')}{of_nodes}"
+            what += f"with {format_count(per_node, 'rank')}{counted and f' for {counted}'}"
             if ranks.reaches_nodes:
                 yield "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
                 return

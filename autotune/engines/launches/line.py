@@ -136,8 +136,8 @@ class Ranks:
     @property
     def n_nodes(self) -> int:
         """Nodes of its ranks, as far as it says."""
-        told = self.world and self.per_node and self.world // self.per_node
-        return max(told or 1, self.nodes or 1)
+        counted = self.world and self.per_node and self.world // self.per_node
+        return max(counted or 1, self.nodes or 1)
 
     @property
     def by_default(self) -> str:
@@ -181,25 +181,19 @@ def parts_of(words: Sequence[str]) -> LineParts:
     script_at = next(
         (at for at in range(begin, len(words)) if _is_script(words, at, words[at])), len(words)
     )
-    script_flags_at = range(script_at + 1, len(words))
+    launcher_flags, script_flags = range(begin, script_at), range(script_at + 1, len(words))
     if script_at < len(words) and PurePath(words[script_at]).name == AXOLOTL:
-        script_flags_at = range(
-            script_at + 1, next((at for at in script_flags_at if words[at] == "--"), len(words))
-        )
-        named = dict(flags_of([words[at] for at in script_flags_at])).get("launcher", "accelerate")
-        return LineParts(
-            kind=_launcher(str(named)),
-            launcher_at=min(script_flags_at.stop, len(words) - 1),
-            script_at=script_at,
-            launcher_flags=range(script_flags_at.stop + 1, len(words)),
-            script_flags=script_flags_at,
-        )
+        stop = next((at for at in script_flags if words[at] == "--"), len(words))
+        script_flags = range(script_at + 1, stop)
+        named = dict(flags_of([words[at] for at in script_flags])).get("launcher", "accelerate")
+        kind, launcher_at = _launcher(str(named)), min(stop, len(words) - 1)
+        launcher_flags = range(stop + 1, len(words))
     return LineParts(
         kind=kind,
         launcher_at=launcher_at,
         script_at=script_at,
-        launcher_flags=range(begin, script_at),
-        script_flags=script_flags_at,
+        launcher_flags=launcher_flags,
+        script_flags=script_flags,
     )
 
 
@@ -298,7 +292,7 @@ def ranks_of(
         return ranks
     if name in _OWN_LAUNCHERS:
         world, per_node = ranks_in(variables, name)
-        return replace(ranks, launcher=name * (world != 1)).of(world, per_node)
+        return replace(ranks, launcher="" if world == 1 else name).of(world, per_node)
     behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
     if behind and PurePath(behind[0]).name in _OF_MPI:
         given = dict(pairwise(behind))
@@ -306,11 +300,11 @@ def ranks_of(
         ranks = replace(ranks, starter="mpirun", tasks=tasks).of(tasks)
     else:
         world = tasks or _counted(variables.get("WORLD_SIZE", ""))
-        ranks = replace(ranks, starter="srun" * bool(behind)).of(world, tasks_per_node)
+        ranks = replace(ranks, starter="srun" if behind else "").of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    told = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
-    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, told)) or None)
+    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:

@@ -10,9 +10,11 @@ the commands say why.
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +28,16 @@ from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_sh
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
-    PIPES,
+    Block,
+    Choice,
+    Line,
+    Node,
     OpenError,
+    Simple,
     Token,
     elements,
     end_of,
-    tokens_of,
+    lines_of,
 )
 from autotune.engines.launches.shell_words import (
     ASSIGNS,
@@ -43,7 +49,6 @@ from autotune.engines.launches.shell_words import (
     Field,
     Value,
     Word,
-    at_blanks,
     joined,
     plain,
     split,
@@ -57,15 +62,8 @@ _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
-_BETWEEN = ("\n", ";", "&", "do")
-"""What stands between commands, and before those of a loop."""
-_ENDS_OF_CASE = (";;", ";&", ";;&")
-_ENDS_OF_FUNCTION = frozenset(("\n", ";", ";;", "fi", "esac", "}"))
-"""What may stand behind a `return` that ends its function in any case."""
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
-_GLOBS = re.compile(r"[]*?[]")
-_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.S)
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -87,18 +85,12 @@ _FOLDERS_ABOVE = 3
 """Folders, with the script's, in which a file is looked for whose own only the shell knows."""
 _MOST_DEEP = 6
 """Texts that read one another and functions that call one another, at most."""
-_MOST_NESTED = 60
-"""Blocks in one another: no launch has more."""
 _MOST_AGAIN = 2**18
 """Characters that are gone through once more, at most: calls of functions, rounds of loops, files
-that are sourced again, and those that are started."""
+that are sourced or started, what variables put in."""
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
-_MOST_ROUNDS = 64
-"""Rounds of loops over known words, at most."""
-_MOST_PUT = 2**20
-"""Characters that variables put into a file, at most: each line may double what one holds."""
 
 _Changes = dict[str, Value | None]
 """Variable -> what it holds; None: it is not set."""
@@ -145,6 +137,8 @@ class Command:
     """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str] = field(default_factory=dict)
     """As of `ShellText.written`."""
+    blank_in: str = ""
+    """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
 
     @property
     def around(self) -> dict[str, Any]:
@@ -169,16 +163,8 @@ class Command:
     @property
     def unread_because(self) -> str:
         """Why not all of it is known, in one line with the way out; empty: all is."""
-        return f"{named(self.unread, '; ', most=3)}: say the launch with {flag('launch')}" * any(
-            self.unread
-        )
-
-    @property
-    def blank_line(self) -> int | None:
-        """The line on which it ends in a backslash and a blank, which is a word of its own."""
-        last = self.words[-1]
-        is_blank = last.text.isspace() and self.text[last.start - 1 : last.start] == "\\"
-        return line_of(self.text, last.start) if is_blank else None
+        why = named(self.unread, "; ", most=3)
+        return f"{why}: say the launch with {flag('launch')}" if why else ""
 
     @property
     def fix_of_lost(self) -> str:
@@ -242,7 +228,8 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
     )
 
 
-class _Branch(NamedTuple):
+@dataclass(kw_only=True)
+class _Branch:
     """What is gone through under a condition."""
 
     runs: bool | None
@@ -250,39 +237,31 @@ class _Branch(NamedTuple):
     may_differ: bool
     """Whether values that may be others decide that."""
     changes: _Changes
+    ends: bool = False
+    """Whether it ends the file."""
+    truth: _Truth = _OPEN
 
 
-@dataclass(kw_only=True)
+class _End(Exception):
+    """A `return`, `exit`, `break` or `continue` that runs."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name)
+        self.name, self.why = name, why
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Text:
     """A text that is read: a file, a function, or what a command hands to a shell."""
 
-    tokens: Sequence[Token]
+    lines: Sequence[Line]
     path: Path | None
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
     """The commands that hand it on."""
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
-    at: int = 0
-    place: int = -1
-    """Where the last simple command begins."""
-    n_open: int = 0
-    """Branches around it, as of `_Reader._n_open`."""
-
-    def ahead(self, further: int = 0) -> str:
-        """The token that comes, as it is written; empty: none does."""
-        at = self.at + further
-        return self.tokens[at].text if at < len(self.tokens) else ""
-
-    def take(self) -> Token:
-        """The token that comes; one must."""
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def pass_lines(self) -> None:
-        """Pass ends of lines."""
-        while self.ahead() == "\n":
-            self.at += 1
+    is_function: bool = False
 
 
 class _Reader:
@@ -306,20 +285,17 @@ class _Reader:
         """The file that is read in a shell of its own, in words; empty: it is the text."""
         around = {**slurm.variables_of(options), **variables}
         held = {"PWD": ".", "0": str(path), "BASH_SOURCE": str(path), **around}
-        self._scopes: list[_Changes] = [
+        self._variables: ChainMap[str, Value | None] = ChainMap(
             {
                 name: Value(None if text == f"${name}" else [unplaced(text)])
                 for name, text in held.items()
             }
-        ]
-        """Variables, and what each open branch has changed of them."""
+        )
+        """What they hold, and what each open branch has changed of them."""
         self._exported = set(around)
         self._environment: dict[str, str] | None = None
         """What exported variables hold; None: they have changed since that was asked."""
-        self._n_certain = 0
-        """Scopes, from the first on, whose values may be others where a function is called."""
-        self._functions: dict[str, list[_Text]] = {}
-        """Name -> its text; more than one: only the shell knows which."""
+        self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
         self._locals: set[str] = set()
@@ -329,28 +305,28 @@ class _Reader:
         self.written: dict[str, str] = {}
         self._place = 0
         """Where the last simple command begins that stands in the text itself."""
+        self._last = -1
+        """Where the last simple command begins."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._here = _Text(tokens=(), path=None, within=(), doubts=())
+        self._here = _Text(lines=(), path=None, within=(), doubts=())
         self._doubts: list[str] = []
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
-        self._is_skipped = False
-        """Whether what stands here never runs."""
-        self._over = ""
-        """`return` or `exit`, where one surely has run: what stands behind it never runs."""
+        self._ends: list[_End] = []
+        """Those of the function or the loop here of which only the shell knows if they run."""
         self._is_aside = False
         """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
+        self._is_loop = False
         self._n_options_read = 0
-        self._n_open, self._is_lost = 0, False
-        """Branches around it of which only the shell knows if they run, and whether all values may
-        be others."""
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = self._n_nested = self._n_put = self._n_again = 0
+        self._depth = 0
+        self._n_left = len(text) + _MOST_AGAIN
+        """Characters that may still be gone through."""
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a file, and those of functions that it does not call itself.
@@ -358,14 +334,12 @@ class _Reader:
         Raises:
             OpenError: Something in it does not close.
         """
-        self.read(chars, path, within)
-        for name in reversed(list(self._functions)):
-            own = [one for one in self._functions[name] if one.path == path]
-            for function in () if name in self._called else own:
-                with self._branch(None, {"@": Value()}):
-                    self._n_certain = len(self._scopes) - 1
-                    self._run(function)
-                self._n_certain = 0
+        with self._shell():
+            self.read(chars, path, within)
+            for name, function in reversed([*self._functions.items()]):
+                if name not in self._called and function.path == path:
+                    given = {**self._doubted(), "@": Value()}
+                    self._branch(None, partial(self._run, function), given)
 
     def read(
         self,
@@ -379,379 +353,270 @@ class _Reader:
         Raises:
             OpenError: Something in it does not close.
         """
-        self._run(_Text(tokens=tokens_of(chars), path=path, within=within, doubts=doubts))
+        self._run(_Text(lines=lines_of(chars), path=path, within=within, doubts=doubts))
 
-    def _run(self, text: _Text) -> None:
-        before, ended = (self._here, self._doubts, self._is_rehearsed), self._ended()
-        self._here = replace(text, at=0, n_open=self._n_open)
+    def _run(self, text: _Text) -> _Truth:
+        """Take a text up to where it returns."""
+        before = self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends
+        self._here, self._is_loop, self._ends = text, False, []
         self._depth += 1
         try:
-            self._list(None)
+            self._list(text.lines)
+        except _End as end:
+            if end.name != "return":
+                raise
         finally:
-            self._here, self._doubts, self._is_rehearsed = before
+            self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends = before
             self._depth -= 1
-            if self._over == "return":
-                self._over, self._is_skipped = ended
+        return _OPEN
 
-    def _ended(self) -> tuple[str, bool]:
-        """What a shell of its own leaves as it was: whether this one is over."""
-        return self._over, self._is_skipped
+    def _list(self, lines: Sequence[Line]) -> _Truth:
+        return self._in_turn([partial(self._and_or, line) for line in lines])
 
-    # ------------------------------------------------ blocks
-
-    def _list(self, opened: Token | None, *ends: str) -> _Truth:
-        """Take commands up to what ends a block, or else to the end of the text.
-
-        Raises:
-            OpenError: The block does not end.
-        """
-        here, truth = self._here, _OPEN
-        while (text := here.ahead()) not in ends and text:
-            if text in _BETWEEN:
-                here.at += 1
-            else:
-                ended = self._ended()
-                with self._scope() as changes:
-                    truth = self._and_or()
-                if here.ahead() != "&":
-                    self._scopes[-1].update(changes)
-                else:  # that is in a shell of its own
-                    self._over, self._is_skipped = ended
-        if opened is not None and not text:
-            raise OpenError(opened.text, opened.chars[0][1])
-        return truth
-
-    def _and_or(self) -> _Truth:
-        here, truth = self._here, self._pipeline()
-        while (joint := here.ahead()) in ("&&", "||"):
-            here.at += 1
-            here.pass_lines()
-            runs = None if truth.holds is None else truth.holds is (joint == "&&")
-            why = f"{self._line(here.place)} decides by `{joint}`"
-            with self._branch(runs, may_differ=truth.may_differ) as branch:
-                then = self._pipeline()
-            self._merge([branch], why)
-            holds = then.holds if runs else truth.holds if runs is False else None
-            truth = _Truth(holds, truth.may_differ or then.may_differ)
-        return truth
-
-    def _pipeline(self) -> _Truth:
-        here, is_negated, is_piped, ended = self._here, False, False, self._ended()
-        while (sign := here.ahead()) in ("!", "time"):
-            is_negated ^= sign == "!"
-            here.at += 1
-        while True:
-            with self._scope() as changes:
-                truth = self._command()
-            is_alone = not is_piped
-            is_piped = here.ahead() in PIPES
-            if is_alone and not is_piped:
-                self._scopes[-1].update(changes)
-                holds = truth.holds if truth.holds is None else truth.holds is not is_negated
-                return truth._replace(holds=holds)
-            self._over, self._is_skipped = ended
-            if not is_piped:  # each is in a shell of its own
+    def _in_turn(self, steps: Sequence[Callable[[], _Truth]], *, is_rest: bool = False) -> _Truth:
+        """Take lines or rounds; those behind an end that may have run are a branch."""
+        truth, n_ends = _OPEN, len(self._ends)
+        for number, step in enumerate(steps):
+            if len(self._ends) > n_ends and not is_rest:
+                why = self._ends[n_ends].why
+                rest = partial(self._in_turn, steps[number:], is_rest=True)
+                self._merge([self._branch(None, rest)], why)
                 return _OPEN
-            here.at += 1
-            here.pass_lines()
+            truth = step()
+        return truth
 
-    def _command(self) -> _Truth:
+    def _and_or(self, line: Line) -> _Truth:
+        truth = _Truth(True)
+        for joint, is_negated, parts in line:
+            runs = None if truth.holds is None else truth.holds is (joint == "&&")
+            why = f"{self._line(self._last)} decides by `{joint}`"
+            take = partial(self._pipeline, parts)
+            branch = self._branch(runs, take, may_differ=truth.may_differ)
+            self._merge([branch], why)
+            holds = truth.holds if runs is False else None
+            if runs and branch.truth.holds is not None:
+                holds = branch.truth.holds is not is_negated
+            truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
+        return truth
+
+    def _pipeline(self, parts: Sequence[Node]) -> _Truth:
+        truths = [*map(self._command, parts)]
+        return truths[0] if len(truths) == 1 else _OPEN
+
+    def _command(self, node: Node) -> _Truth:
         """Take a simple command, a block, or the definition of a function."""
-        here = self._here
-        if not here.ahead():
-            return _OPEN
-        token = here.tokens[here.at]
-        is_name = token.kind == "word" and [here.ahead(1), here.ahead(2)] == ["(", ")"]
-        if token.kind in ("word", "redirection") and not is_name:
-            return self._simple_command()
-        here.at += 1
-        blocks = {"if": self._if, "case": self._case, "{": self._group, "(": self._group}
-        block = self._loop if token.text in LOOPS else blocks.get(token.text)
-        if is_name or token.text == "function":
-            block = self._function
-        if block is None:  # it ends what has not begun
-            return _OPEN
-        self._n_nested += 1
-        try:
-            if self._n_nested > _MOST_NESTED or not here.ahead():
-                raise OpenError(token.text, token.chars[0][1])
-            truth = block(token)
-        finally:
-            self._n_nested -= 1
-        self._words()  # where it reads and writes
-        return truth
-
-    def _group(self, opened: Token) -> _Truth:
-        if opened.text == "{":
-            truth = self._list(opened, "}")
-        else:  # in a shell of its own
-            ended = self._ended()
-            with self._scope():
-                self._list(opened, ")")
-            truth = _OPEN
-            self._over, self._is_skipped = ended
-        self._here.at += 1
-        return truth
-
-    def _if(self, opened: Token) -> _Truth:
-        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        part = "if"
-        while part != "fi":
-            truth = _Truth(True)
-            if part != "else":
-                truth = self._list(opened, "then")
-                here.at += 1
-            chosen = self._choose(branches, chosen, truth, opened, "elif", "else", "fi")
-            is_all, part = part == "else", here.take().text
-        self._merge(branches, self._why(opened), is_all=is_all)
+        if isinstance(node, Simple):
+            return self._simple_command(node)
+        if isinstance(node, Choice):
+            self._choice(node)
+        elif node.name == "{":
+            return self._list(node.lines)
+        elif node.name == "(":
+            with self._shell():
+                self._list(node.lines)
+        elif node.name in LOOPS:
+            is_outer, n_ends, self._is_loop = self._is_loop, len(self._ends), True
+            try:
+                self._loop(node)
+            except _End as end:
+                if end.name != "break":
+                    raise
+            finally:
+                self._is_loop = is_outer
+                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name == "return"]
+        else:
+            function = replace(self._here, lines=node.lines, is_function=True)
+            self._functions[plain(node.words[0])] = function
         return _OPEN
 
-    def _case(self, opened: Token) -> _Truth:
-        here, branches, chosen = self._here, list[_Branch](), _Truth(False)
-        is_all = False
-        words = [here.take().chars]
-        while here.ahead() not in ("in", ""):
-            here.at += 1
-        here.at += 1
-        here.pass_lines()
-        while here.ahead() != "esac":
-            patterns = list[Chars]()
-            while here.ahead() not in (")", ""):
-                token = here.take()
-                patterns += [token.chars] * (token.kind != "sign")
-            here.at += 1
-            is_all = is_all or [*map(plain, patterns)] == ["*"]
-            truth = _OPEN if self._is_skipped else self._matching(words, patterns)
-            chosen = self._choose(branches, chosen, truth, opened, *_ENDS_OF_CASE, "esac")
-            if (end := here.ahead()) != "esac":
-                here.at += 1
-            if end in (";&", ";;&"):  # others may run as well
-                chosen, is_all = _OPEN, False
-                branches = [one._replace(runs=one.runs and None) for one in branches]
-            here.pass_lines()
-        here.at += 1
-        self._merge(branches, self._why(opened), is_all=is_all)
-        return _OPEN
+    def _choice(self, choice: Choice) -> None:
+        branches, is_all, may_differ = list[_Branch](), False, False
+        has_run: bool | None = False
+        for condition, patterns, lines in choice.branches:
+            if choice.name == "case":
+                truth = self._matching([choice.word, *patterns])
+                is_all = is_all or [*map(plain, patterns)] == ["*"]
+            else:
+                truth = self._list(condition) if condition else _Truth(True)
+                is_all = not condition
+            runs = None if has_run is None else truth.holds
+            runs = False if has_run or truth.holds is False else runs
+            decides = may_differ if has_run else truth.may_differ
+            take = partial(self._list, lines)
+            branches.append(self._branch(runs, take, may_differ=decides))
+            has_run = runs if has_run is False else has_run
+            may_differ = may_differ or truth.may_differ
+            if has_run and not may_differ:
+                break
+        self._merge(branches, self._why(choice), is_all=is_all)
 
-    def _matching(self, words: Sequence[Chars], patterns: Sequence[Chars]) -> _Truth:
-        """Whether the word of a `case` is of some patterns."""
+    def _matching(self, words: Sequence[Chars]) -> _Truth:
+        """Whether the word of a `case` is of the patterns behind it."""
         self._doubts = [*self._here.doubts]
-        fields = [self._field(chars, is_split=False) for chars in (*words, *patterns)]
+        fields = [self._field(chars, is_split=False) for chars in words]
         text, *shapes = (one.text for one in fields)
-        raws = [*map(plain, patterns)]
-        if "*" in raws:
+        if "*" in shapes:
             return _Truth(True)
-        known = [_GLOBS.findall(_QUOTED.sub("", raw)) for raw in raws]
-        is_quoted = known != [*map(_GLOBS.findall, shapes)]
-        if is_quoted or any(_NO_SHAPE.search(one) for one in (text, *shapes)):
+        if any(map(_NO_SHAPE.search, (text, *shapes))):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
         return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
 
-    def _choose(
-        self,
-        branches: list[_Branch],
-        chosen: _Truth,
-        truth: _Truth,
-        opened: Token,
-        *ends: str,
-    ) -> _Truth:
-        """Take a branch of an `if` or a `case` by its condition, and add it to those before.
-
-        Returns:
-            Whether one of them has run; `chosen` says it of those before.
-        """
-        has_run, may_differ = chosen
-        runs = None if has_run is None else truth.holds
-        runs = False if has_run or truth.holds is False else runs
-        decides = may_differ if has_run else truth.may_differ
-        with self._branch(runs, may_differ=decides) as branch:
-            self._list(opened, *ends)
-        branches.append(branch)
-        return _Truth(runs if has_run is False else has_run, may_differ or truth.may_differ)
-
-    def _loop(self, opened: Token) -> _Truth:
+    def _loop(self, loop: Block) -> None:
         """Take a loop: but in one over known words, what it changes is not known in it."""
-        here, why, given = self._here, self._why(opened), _Changes()
-        is_known, n_read = self._get("@") is not None, self._n_options_read
-        words = self._words()[0] if opened.text in ("for", "select") else []
-        begun, n_commands = here.at, len(self.commands)
-        is_seen = self._is_skipped or self._is_rehearsed
-        if rounds := [] if is_seen else self._rounds(opened, words):
-            with self._branch(False):
-                self._list(opened, "done")
-            body = here.tokens[begun : here.at]
-            here.at = begun
-            leaves = any(one.text in ("break", "continue") for one in body)
-            if not leaves and self._has_left(len(rounds) * _size(body)):
-                for held in rounds:
-                    here.at = begun
-                    self._put(plain(words[0]), held)
-                    self._list(opened, "done")
-                here.at += 1
-                return _OPEN
-        for name in _counted_by(words):
+        why, n_read, words = self._why(loop), self._n_options_read, self._variables.get("@")
+        n_commands, given = len(self.commands), _Changes()
+        if rounds := [] if self._is_rehearsed else self._rounds(loop):
+            self._in_turn([partial(self._round, loop, held) for held in rounds])
+            return None
+        take = partial(self._list, loop.lines)
+        for name in _counted_by(loop.words):
             given[name] = Value(why=why)
-        for _ in () if is_seen else range(2):  # what changes may decide what else does
+        for _ in () if self._is_rehearsed else range(2):  # what changes may decide what else does
             self._is_rehearsed = True
-            with self._branch(None, dict(given)) as rehearsed:
-                self._list(opened, "done")
-            self._is_rehearsed, here.at = False, begun
+            rehearsed = self._branch(None, take, dict(given))
+            self._is_rehearsed = False
             del self.commands[n_commands:]
             for name, value in rehearsed.changes.items():
-                before = self._get(name)
+                before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
-        with self._branch(None, given) as branch:
-            self._list(opened, "done")
-        here.at += 1
-        if self._n_options_read == n_read or is_known:
-            self._merge([branch], why)
-            return _OPEN
+        branch = self._branch(None, take, given)
+        if self._n_options_read == n_read or words is not None:
+            return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
-            value = self._get(name) or Value()
+            value = self._variables.get(name) or Value()
             self._put(name, value._replace(why=value.why or why))
-        return _OPEN
+        return None
 
-    def _rounds(self, opened: Token, words: Sequence[Chars]) -> list[Value]:
+    def _rounds(self, loop: Block) -> list[Value]:
         """What the variable of a loop over some words is in each round; empty: that is open."""
-        if opened.text != "for" or len(words) < 2 or plain(words[1]) != "in":
+        if loop.name != "for" or [*map(plain, loop.words[1:2])] != ["in"]:
             return []
         self._doubts = [*self._here.doubts]
-        items = [item for one in words[2:] for item in self._field(one).items]
-        is_open = len(items) > _MOST_ROUNDS or any(
-            UNKNOWN.search(text) or {*text} & {*"*?[{"} for text in map(plain, items)
-        )
+        items = [item for one in loop.words[2:] for item in self._field(one).items]
+        is_open = any(re.search(r"[$`*?[{]", plain(item)) for item in items)
         return [] if is_open else [Value([item]).differing(bool(self._doubts)) for item in items]
 
-    def _function(self, opened: Token) -> _Truth:
-        """Take the definition of a function, whose commands are those of its calls."""
-        here = self._here
-        name = opened.text if opened.text != "function" else here.take().text
-        here.at += 2 * (here.ahead() == "(")
-        here.pass_lines()
-        begun = here.at
-        with self._branch(False):
-            self._command()
-        if not self._is_skipped:
-            function = replace(here, tokens=here.tokens[begun : here.at])
-            before = self._functions.get(name, []) if self._n_open else []
-            others = [one for one in before if one.tokens != function.tokens]
-            self._functions[name] = [*others, function]
+    def _round(self, loop: Block, held: Value) -> _Truth:
+        n_ends, name = len(self._ends), plain(loop.words[0])
+        if self._n_left <= 0:
+            self._lose(f"{self._line(loop.place)} has a loop that is not followed in all rounds")
+            self._put(name, Value())
+            return _OPEN
+        self._put(name, held)
+        try:
+            self._list(loop.lines)
+        except _End as end:
+            if end.name != "continue":
+                raise
+        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name != "continue"]
         return _OPEN
 
     @contextlib.contextmanager
     def _scope(self, given: _Changes | None = None) -> Iterator[_Changes]:
         """Keep apart what is changed inside."""
-        changes: _Changes = {} if given is None else given
-        self._scopes.append(changes)
+        outer, changes = self._variables, {} if given is None else given
+        self._variables = outer.new_child(changes)
         try:
             yield changes
         finally:
-            self._scopes.pop()
+            self._variables = outer
             if not self._exported.isdisjoint(changes):
                 self._environment = None
 
     @contextlib.contextmanager
-    def _branch(
-        self, runs: bool | None, given: _Changes | None = None, *, may_differ: bool = False
-    ) -> Iterator[_Branch]:
-        """A branch: what it changes is kept apart, from some changes on."""
-        mode = self._is_skipped, self._is_aside, self._n_open
-        over, is_open = self._over, runs is None or may_differ
-        self._is_skipped = self._is_skipped or (runs is False and not may_differ)
-        self._is_aside = self._is_aside or runs is False
-        self._n_open += is_open
-        try:
-            with self._scope(given) as changes:
-                yield _Branch(runs, may_differ, changes)
-        finally:
-            self._is_skipped, self._is_aside, self._n_open = mode
-            self._over = over if is_open else self._over  # a function that it calls may `exit`
-            self._is_skipped |= bool(self._over)
+    def _shell(self, given: _Changes | None = None) -> Iterator[None]:
+        """A shell of its own: what it changes and where it ends are its own."""
+        with self._scope(given), contextlib.suppress(_End):
+            yield
 
-    def _merge(self, branches: Sequence[_Branch], why: str, *, is_all: bool = False) -> None:
+    def _branch(
+        self,
+        runs: bool | None,
+        take: Callable[[], _Truth],
+        given: _Changes | None = None,
+        *,
+        may_differ: bool = False,
+    ) -> _Branch:
+        """Take what runs under a condition; where that is certain, its changes are none apart."""
+        if runs is not None and not may_differ:
+            truth = take() if runs else _OPEN
+            return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
+        is_aside = self._is_aside
+        self._is_aside = is_aside or runs is False
+        with self._scope(given) as changes:
+            branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
+            try:
+                branch.truth = take()
+            except _End as end:
+                branch.ends = end.name == "exit" or not (self._here.is_function or self._is_loop)
+                self._ends += [end] * (runs is not False and not branch.ends)
+        self._is_aside = is_aside
+        return branch
+
+    def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
         """Let variables hold what is left by branches of which one runs, or unless `is_all` none.
 
         Of one that runs only if values are others stays that what it changes may differ.
         """
-        may_differ = any(branch.may_differ for branch in branches)
-        n_open = sum(branch.runs is None for branch in branches)
+        going_on = [branch for branch in branches if not branch.ends]
+        may_differ = any(branch.may_differ for branch in going_on)
+        n_open = sum(branch.runs is None for branch in going_on)
         changed: dict[str, list[tuple[bool | None, Value | None]]] = {}
-        for branch in branches:
+        for branch in going_on:
             for name, value in branch.changes.items():
                 changed.setdefault(name, []).append((branch.runs, value))
-        for name, ends in changed.items():
-            before = self._get(name)
-            held = next((value for runs, value in ends if runs), before)
+        for name, values in changed.items():
+            before = self._variables.get(name)
+            held = next((value for runs, value in values if runs), before)
             if n_open:
-                open_ = [value for runs, value in ends if runs is None]
+                open_ = [value for runs, value in values if runs is None]
                 is_kept = not is_all or len(open_) < n_open
                 held = _one_of(name, before, [*open_, *([before] if is_kept else ())], why)
             self._put(name, held and held.differing(may_differ))
 
-    # ------------------------------------------------ simple commands
-
-    def _words(self) -> tuple[list[Chars], list[Token]]:
-        """Take the words and the redirections that come."""
-        here, found = self._here, list[Token]()
-        while here.ahead() and here.tokens[here.at].kind in ("word", "redirection"):
-            found.append(here.take())
-        targets = [token for token in found if token.kind == "redirection"]
-        return [token.chars for token in found if token.kind == "word"], targets
-
-    def _simple_command(self) -> _Truth:
+    def _simple_command(self, command: Simple) -> _Truth:
         """Take a simple command: what it sets, sources, asks or starts."""
         here = self._here
-        first = here.tokens[here.at].chars
-        here.place = first[0][1] if first else -1
-        self._place = here.place if here.place >= 0 else self._place
-        words, targets = self._words()
-        if self._is_skipped:
-            return _OPEN
+        self._last = command.place
+        self._place = command.place if command.place >= 0 else self._place
         self._doubts = [*here.doubts]
-        fields = [self._element(word) for word in words]
-        files = [(one, self._field(one.chars, is_split=False)) for one in targets]
-        is_sure = self._n_open == here.n_open and not (self._is_aside or self._is_rehearsed)
-        if fields and fields[0].raw in ("return", "exit") and is_sure:
-            self._over, self._is_skipped = fields[0].raw, True
-        elif fields and not self._sets(fields) and not self._sources(fields):
+        documents = [one.document for one in command.targets if one.document]
+        self._n_left -= sum(map(len, (*command.words, *documents)))
+        fields = [self._element(word) for word in command.words]
+        files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
+        name = fields[0].raw if fields else ""
+        if name in ("return", "exit") or (self._is_loop and name in ("break", "continue")):
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
+        if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, files)
-        if len(fields) > 1 and fields[0].raw in ("[", "[["):
+        if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
-        return _TRUTHS.get(fields[0].raw, _OPEN) if fields else _OPEN
-
-    def _get(self, name: str) -> Value | None:
-        for number in range(len(self._scopes) - 1, -1, -1):
-            if name in self._scopes[number]:
-                value = self._scopes[number][name]
-                return value and value.differing(self._is_lost or number < self._n_certain)
-        return None
-
-    def _has_left(self, n_chars: int) -> bool:
-        """Whether so many characters may be gone through once more."""
-        has_left = self._n_again + n_chars <= _MOST_AGAIN
-        self._n_again += n_chars * has_left
-        return has_left
+        return _TRUTHS.get(name, _OPEN)
 
     def _lose(self, line: str) -> None:
         """Let all variables differ, for what a line says."""
+        if line not in self._gone or self._n_left > 0:
+            self._variables.update(self._doubted())
         self._gone += [line] * (line not in self._gone)
         self._environment = None
-        self._is_lost = self._is_lost or not self._has_left(sum(map(len, self._scopes)))
-        for each in () if self._is_lost else dict.fromkeys(chain(*self._scopes)):
-            if (value := self._get(each)) is not None:
-                self._put(each, value.differing(True))
+
+    def _doubted(self) -> _Changes:
+        """All variables, with values that may be others."""
+        self._n_left -= len(self._variables)
+        held = self._variables.items()
+        return {name: value.differing(True) for name, value in held if value is not None}
 
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
-        self._scopes[-1][name] = value
+        self._variables[name] = value
         if name in self._exported:
             self._environment = None
 
     def _given(self, name: str) -> Value | None:
         """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
-        words = self._get("@")
+        words = self._variables.get("@")
         if name == "#" and words is None:
             return Value([unplaced("0")], why="")
         if words is None or words.items is None or name in "@*":
@@ -765,9 +630,9 @@ class _Reader:
             return self._file or "a file that it sources"
         return f"line {line_of(self._text, place)}"
 
-    def _why(self, opened: Token) -> str:
+    def _why(self, block: Choice | Block) -> str:
         """Why only the shell knows what a block leaves."""
-        return f"{self._line(opened.chars[0][1])} decides by `{opened.text}`"
+        return f"{self._line(block.place)} decides by `{block.name}`"
 
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
@@ -839,7 +704,7 @@ class _Reader:
             elif command == "read" and not name:
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
-                self._hands_on(Field("", [body], word.place), texts)
+                self._follow(Field("", [body], word.place), texts)
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
@@ -857,7 +722,8 @@ class _Reader:
         if (found := _NAMED.fullmatch(raw)) is None:
             return None
         name, sign = found[1] or found[2], found[4]
-        held = self._given(name) if name in "@*#" or name.strip("0").isdigit() else self._get(name)
+        is_word = name in "@*#" or name.strip("0").isdigit()
+        held = self._given(name) if is_word else self._variables.get(name)
         is_empty = held is not None and held.items is not None and not any(held.items)
         if sign is not None and (held is None or (":" in sign and is_empty)):
             default = self._field(chars[found.start(5) : found.end(5)], is_split=False).chars
@@ -876,28 +742,21 @@ class _Reader:
         is_whole = held.is_array and (found[3] or name).strip("[]") in ("@", "*")
         items = held.items if is_whole else held.items[:1]
         self._doubts += [] if held.why is None else [held.why]
-        self._n_put += sum(len(item) + 32 for item in items)
-        return items if self._n_put <= _MOST_PUT else None
-
-    def _commands_of(self, chars: Chars, path: Path | None) -> list[Command]:
-        """The commands of a text that are none of the file's own."""
-        before, self.commands = self.commands, []
-        try:
-            self.read(chars, path)
-        finally:
-            found, self.commands = self.commands, before
-        return found
+        self._n_left -= sum(map(len, items))
+        return items if self._n_left > 0 else None
 
     def _folder(self, chars: Chars) -> str | None:
         """What commands print that only ask for a folder; None: they are others.
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
-        commands: list[Command] = []
-        functions, self._functions, ended = self._functions, {}, self._ended()
-        with self._scope(), contextlib.suppress(OpenError):
-            commands = self._commands_of(chars, None) if self._depth <= _MOST_DEEP else []
-        self._functions, (self._over, self._is_skipped) = functions, ended
+        if self._depth > _MOST_DEEP:
+            return None
+        before, self.commands = self.commands, []
+        functions, self._functions = self._functions, {}
+        with self._shell(), contextlib.suppress(OpenError):
+            self.read(chars, None)
+        commands, self.commands, self._functions = self.commands, before, functions
         here, printed = ".", None
         for command in commands:
             texts = [one.text for one in command.words if one.text not in _FOLDER_FLAGS]
@@ -926,20 +785,18 @@ class _Reader:
         if names[0] == "unset":
             for name in touched:
                 self._put(name, None)
-        if names[0] == "read":  # what a here-document gives it, is held where that stands
-            if len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-                parts = [chars for chars in at_blanks(fields[3].chars) if chars]
-                self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
-            return True
         if names[0] in OPTION_READERS:
             self._n_options_read += 1
-        if names[0] == "shift" and (words := self._get("@")) is not None:
+        if names[0] == "shift" and (words := self._variables.get("@")) is not None:
             n = names[1] if len(names) > 1 else "1"
             items = words.items
             left = None if items is None or not n.isdecimal() else items[int(n) :]
             left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
-        if touched or names[0] == "shift" or names[0].startswith("(("):
+        if names[0] == "read" and len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
+            parts = [*split([fields[3].chars], joins=False)]
+            self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
+        if touched or names[0] in ("shift", "read") or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
         if not is_declared and not all(map(ASSIGNS.match, names)):
@@ -964,7 +821,7 @@ class _Reader:
 
     def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
         value = Value(given.items, True) if given.is_array else Value([given.value])
-        before = self._get(name) if is_added else None
+        before = self._variables.get(name) if is_added else None
         if before is not None and before.items is not None and value.items is not None:
             items = [*before.items, *value.items]
             if not before.is_array:
@@ -982,7 +839,7 @@ class _Reader:
         path = self._here.path
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
-        name, outer = fields[1].text, self._get("BASH_SOURCE")
+        name, outer, commands = fields[1].text, self._variables.get("BASH_SOURCE"), self.commands
         if name.endswith(_OF_PYTHON):
             return True
         found = _sourced(name, path)
@@ -990,14 +847,16 @@ class _Reader:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
             chars = unplaced(read_text(found))
-            if found in self.sourced and not self._has_left(len(chars)):
+            if found in self.sourced and self._n_left <= 0:
                 raise RenderError(f"{name}: is read too often", "")
             self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
-            self._commands_of(chars, found)
+            self.commands = []  # those are none of the file's own
+            self.read(chars, found)
         except (RenderError, OpenError):
             self._lose(f"{name}, which {self._line(fields[0].place)} sources, is not read")
         finally:
+            self.commands = commands
             self._put("BASH_SOURCE", outer)
         return found is not None
 
@@ -1021,10 +880,13 @@ class _Reader:
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
-        held_values = [(name, self._get(name)) for name in names]
+        held_values = [(name, self._variables.get(name)) for name in names]
         unread = [*self._doubts, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
             unread += self._gone
+        blank_in = ""
+        if rest[-1].raw[:1] == "\\" and texts[-1].isspace():
+            blank_in = str(here.path) if self._file else self._line(rest[-1].place)
         command = Command(
             words=words,
             start=fields[0].place if fields[0].place >= 0 else self._place,
@@ -1032,12 +894,13 @@ class _Reader:
             variables={**self._around(), **own} if own else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
-            defaults={n: told for n, one in enumerate(words) if (told := at.get(one.end))},
+            defaults={n: at[one.end] for n, one in enumerate(words) if one.end in at},
             assumed=tuple(self._assumed),
             options=self._options,
             path=here.path or self._placed,
             placed=self._placed,
             written=self.written,
+            blank_in=blank_in,
         )
         self.commands.append(command)
         if texts[0] in self._functions:
@@ -1045,14 +908,14 @@ class _Reader:
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for first, is_text in _started_by(texts):
             if is_text:
-                self._hands_on(items[first], texts)
+                self._follow(items[first], texts)
             elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
     def _around(self) -> dict[str, str]:
         """What exported variables hold; `$NAME`: only the shell knows."""
         if self._environment is None:
-            held = {name: self._get(name) for name in self._exported}
+            held = {name: self._variables.get(name) for name in self._exported}
             self._environment = {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
                 name: f"${name}" if value.items is None else plain([*chain(*value.items)])
                 for name, value in held.items()
@@ -1075,21 +938,20 @@ class _Reader:
             text = commands_of_job(text, path)
         elif not is_shell(text, path) and {*map(_name, texts[:at])}.isdisjoint(_SHELLS):
             text = ""
-        if not self._has_left(len(text)):
-            self._gone.append(f"{path}, which {self._line(command.start)} starts, is not read")
+        if self._n_left <= 0:
+            self._gone.append(f"{path}, which line {command.line} starts, is not read")
             return False
         options = slurm.step_of(texts[:at], {**self._options, **slurm.options_of(text)})
         inside = _Reader(self._text, path, command.variables, options, self._files)
         if given := items[at + 1 :]:
-            inside._scopes[0].update(self._handed(given))
-        inside._file = f"{path}, which {self._line(command.start)} starts,"
+            inside._variables.update(self._handed(given))
+        inside._file = f"{path}, which line {command.line} starts,"
         inside._placed, inside._place = self._placed, command.start
-        inside._depth, inside._n_nested = self._depth, self._n_nested
-        inside._n_again = self._n_again
+        inside._depth, inside._n_left = self._depth, self._n_left
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
-            self._n_again = inside._n_again
+            self._n_left = inside._n_left
             self.sourced += [path, *inside.sourced] if text else ()
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
@@ -1097,42 +959,30 @@ class _Reader:
 
     def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
-        name, n_commands, before = command.words[0].text, len(self.commands), self._locals
-        functions, branches = self._functions[name], list[_Branch]()
-        why = f"{self._line(command.start)} calls one of {len(self._functions[name])} `{name}`"
-        around, self._exported = self._exported, self._exported | own.keys()
+        name, n_commands = command.words[0].text, len(self.commands)
+        function = self._functions[name]
+        if self._depth >= _MOST_DEEP or self._n_left <= 0:
+            self._lose(f"`{name}` is a function that is not followed in all its calls")
+            return
+        self._called.add(name)
+        around, outer = self._exported, self._locals
+        self._exported, self._locals = around | own.keys(), {"@", *own}
         self._environment = None
-        for function in functions:
-            if self._depth >= _MOST_DEEP or not self._has_left(_size(function.tokens)):
-                self._lose(f"`{name}` is a function that is not followed in all its calls")
-                continue
-            self._called.add(name)
-            runs = True if len(functions) == 1 else None
-            with self._branch(runs, {**self._handed(given), **own}) as branch:
-                self._locals = {"@", *own}
+        try:
+            with self._scope({**self._handed(given), **own}) as changes:
                 self._run(function)
-            rest = [*dropwhile(lambda one: one.text != "return", function.tokens)]
-            behind = dropwhile(lambda one: one.kind == "word", rest)
-            returns = any(one.words[0].text == "return" for one in self.commands[n_commands:])
-            is_early = returns and any(one.text not in _ENDS_OF_FUNCTION for one in behind)
-            for one, value in [*branch.changes.items()]:
-                if one in self._locals:
-                    del branch.changes[one]
-                    self._exported -= {one} - around
-                elif is_early:
-                    line = f"{self._line(rest[0].chars[0][1])} decides by `return`"
-                    branch.changes[one] = Value(why=(value and value.why) or line)
-            branches.append(branch)
-        self._locals = before
-        self._exported -= own.keys() - around
-        self._merge(branches, why, is_all=True)
-        ran = self.commands[n_commands:]
-        del self.commands[n_commands:]
-        self._started([word.text for word in command.words[1:]], ran)
+        finally:
+            inner, self._locals = self._locals, outer
+            self._exported -= inner - around
+            ran = self.commands[n_commands:]
+            del self.commands[n_commands:]
+            self._started([word.text for word in command.words[1:]], ran)
+        for one in changes.keys() - inner:
+            self._put(one, changes[one])
 
     def _handed(self, given: list[Chars]) -> _Changes:
         """What `$@` is where words are handed on; nothing: what it is here."""
-        words, own = [*map(plain, given)], self._get("@")
+        words, own = [*map(plain, given)], self._variables.get("@")
         is_open = own is not None and own.items is None and not _ALL_GIVEN.isdisjoint(words)
         if is_open or any("[@]" in one for one in words):
             return {"@": Value()}
@@ -1147,33 +997,21 @@ class _Reader:
             self.commands.pop()
         self.commands += commands
 
-    def _hands_on(self, text: Field, words: Sequence[str]) -> None:
-        """Read a text that a command of some words hands to a shell of its own."""
-        ended = self._ended()
-        if words[0] == "sbatch" and text.text.startswith("--wrap="):
-            text = text._replace(items=[text.value])
-        with self._scope({"@": Value()}):
-            self._follow(text, words)
-        self._over, self._is_skipped = ended
-
     def _follow(self, text: Field, words: Sequence[str]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
-        if self._depth < _MOST_DEEP:
-            chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
-            within = (*self._here.within, *words)
-            with contextlib.suppress(OpenError):
-                self.read(chars, self._here.path, within, tuple(self._doubts))
+        if self._depth >= _MOST_DEEP:
+            return
+        chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+        within = (*self._here.within, *words)
+        shell = contextlib.nullcontext() if words == ("eval",) else self._shell({"@": Value()})
+        with contextlib.suppress(OpenError), shell:
+            self.read(chars, self._here.path, within, tuple(self._doubts))
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
     """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
     first = plain(words[0]) if words else ""
-    return touched_by([first]) if first.startswith("((") else [first] * bool(first)
-
-
-def _size(tokens: Sequence[Token]) -> int:
-    """Characters of tokens, with their here-documents."""
-    return sum(len(one.chars) + len(one.document or ()) for one in tokens)
+    return touched_by([first]) if first.startswith("((") else [first]
 
 
 def _name(text: str) -> str:
@@ -1204,9 +1042,6 @@ def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
         yield from ((at, False) for at in files[:1] if at < len(texts))
     elif names[0] in _ELSEWHERE and " " in texts[-1]:
         yield len(texts) - 1, True
-    elif names[0] == "sbatch" and any(text.startswith("--wrap") for text in texts):
-        at = next(at for at, text in enumerate(texts) if text.startswith("--wrap"))
-        yield at + (texts[at] == "--wrap"), True
     else:
         begun = next((at for at, name in enumerate(names) if name in _STARTERS), len(texts))
         for at, text in enumerate(texts):
@@ -1222,28 +1057,15 @@ def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why
     first, begin = values[0], None if before is None else before.texts
     if first is not None and texts[0] is not None and texts.count(texts[0]) == len(texts):
         return first.differing(any(one.why is not None for one in values if one))
-    if before is not None and begin is not None:
-        if before.is_array:
-            is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
-        else:
-            blank = "".join(begin)
-            is_added = all(
-                one and (one == begin or one[0].startswith(f"{blank} ")) for one in texts
-            )
-        if is_added:
-            return _added(name, before, why, gap="" if before.is_array else " ")
-    return Value(why=why)
-
-
-def _added(name: str, before: Value, why: str, *, gap: str = "") -> Value:
-    """A value to which only the shell knows what is added."""
-    if before.items is None:
+    if before is None or before.items is None or begin is None:
         return Value(why=why)
-    rest = unplaced(f"{gap}${{{name}[@]}}")
-    items = [*before.items, rest]
-    if not before.is_array:
-        items = [[char for item in items for char in item]]
-    return before._replace(items=items, why=why)
+    rest = [*before.items, unplaced(f"${{{name}[@]}}")]
+    if before.is_array:
+        is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
+    else:
+        blank, rest = f"{''.join(begin)} ", joined(rest)
+        is_added = all(one and (one == begin or one[0].startswith(blank)) for one in texts)
+    return before._replace(items=rest, why=why) if is_added else Value(why=why)
 
 
 def _sourced(name: str, base: Path) -> Path | None:

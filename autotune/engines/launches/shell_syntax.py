@@ -1,13 +1,15 @@
 """The syntax of a shell file: its words, signs and redirections, and where what opens closes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autotune.engines.launches.shell_words import NAME, Chars, plain
 
 LOOPS = ("for", "select", "while", "until")
-PIPES = ("|", "|&")
+_PIPES = ("|", "|&")
+_BETWEEN = ("\n", ";", "&", "do")
+"""What stands between commands, and before those of a loop."""
 _BEFORE_NAMES = ("for", "select", "case", "function")
 _KEYWORDS = frozenset(
     (
@@ -162,3 +164,190 @@ def elements(chars: Chars) -> Sequence[Chars] | None:
     return [
         one.chars for one in tokens_of(chars[found.end() : -1]) if one.kind in ("word", "keyword")
     ]
+
+
+class Simple(NamedTuple):
+    """A simple command: its words, where it reads and writes, and where it begins."""
+
+    words: Sequence[Chars]
+    targets: Sequence[Token]
+    place: int
+
+
+class Choice(NamedTuple):
+    """`if`, or `case` with its word and patterns; a branch without a condition is the `else`."""
+
+    name: str
+    place: int
+    word: Chars
+    branches: "Sequence[Branch]"
+
+
+class Block(NamedTuple):
+    """`{`, `(` (also what `&` and `|` start), a loop with its condition first, or a function."""
+
+    name: str
+    place: int
+    words: Sequence[Chars]
+    """Those behind `for`, or the function's name."""
+    lines: "Sequence[Line]"
+
+
+Branch = tuple["Sequence[Line]", Sequence[Chars], "Sequence[Line]"]
+"""The condition of an `if`, the patterns of a `case`, and what runs."""
+Node = Simple | Choice | Block
+Line = Sequence[tuple[str, bool, Sequence[Node]]]
+"""Pipelines: the `&&` or `||` before each, whether `!` negates it, and its commands."""
+
+
+def lines_of(chars: Chars) -> Sequence[Line]:
+    """The commands of a text. What ends that has not begun is passed.
+
+    Raises:
+        OpenError: Something in it does not close.
+    """
+    return _Parser(tokens_of(chars)).lines()
+
+
+class _Parser:
+    """Goes through tokens."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._at = self._n_nested = 0
+
+    def _ahead(self, further: int = 0) -> str:
+        """The token that comes, as it is written; empty: none does."""
+        at = self._at + further
+        return self._tokens[at].text if at < len(self._tokens) else ""
+
+    def _take(self) -> Token:
+        """The token that comes; one must."""
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _pass(self, *texts: str) -> None:
+        """Pass such tokens."""
+        while self._ahead() in texts:
+            self._at += 1
+
+    def lines(self, *ends: str) -> Sequence[Line]:
+        """Take lines up to what ends a block, or else to the end of the text."""
+        begun, found = self._at, list[Line]()
+        while (text := self._ahead()) and text not in ends:
+            if text in _BETWEEN:
+                self._at += 1
+                continue
+            joint, line = "&&", list[tuple[str, bool, Sequence[Node]]]()
+            while joint in ("&&", "||"):
+                line.append((joint, *self._pipeline()))
+                if (joint := self._ahead()) in ("&&", "||"):
+                    self._at += 1
+                    self._pass("\n")
+            found.append(_alone(_apart(line)) if joint == "&" else line)
+        if ends and not text:
+            opened = self._tokens[begun - 1]
+            raise OpenError(opened.text, opened.chars[0][1])
+        return found
+
+    def _pipeline(self) -> tuple[bool, Sequence[Node]]:
+        is_negated, parts, is_piped = False, list[Node](), True
+        while self._ahead() in ("!", "time"):
+            is_negated ^= self._take().text == "!"
+        while is_piped:
+            parts += self._command()
+            if is_piped := self._ahead() in _PIPES:
+                self._at += 1
+                self._pass("\n")
+        return is_negated, parts if len(parts) == 1 else [_apart(_alone(one)) for one in parts]
+
+    def _command(self) -> list[Node]:
+        """Take a simple command, a block, or the definition of a function; nothing: it is none."""
+        if not self._ahead():
+            return []
+        token = self._tokens[self._at]
+        is_name = token.kind == "word" and [self._ahead(1), self._ahead(2)] == ["(", ")"]
+        if token.kind in ("word", "redirection") and not is_name:
+            return [self._simple()]
+        self._at += 1
+        blocks: dict[str, Callable[[Token], Node]] = {
+            **{"if": self._if, "case": self._case, "{": self._group, "(": self._group},
+            **dict.fromkeys(LOOPS, self._loop),
+        }
+        block = blocks.get(token.text)
+        if is_name or token.text == "function":
+            block = self._function
+        if block is None:  # it ends what has not begun
+            return []
+        self._n_nested += 1
+        if self._n_nested > _MOST_NESTED or not self._ahead():
+            raise OpenError(token.text, token.chars[0][1])
+        node = block(token)
+        self._n_nested -= 1
+        self._simple()  # where it reads and writes
+        return [node]
+
+    def _simple(self) -> Simple:
+        begun = self._at
+        while self._ahead() and self._tokens[self._at].kind in ("word", "redirection"):
+            self._at += 1
+        found = self._tokens[begun : self._at]
+        words = [one.chars for one in found if one.kind == "word"]
+        targets = [one for one in found if one.kind == "redirection"]
+        first = found[0].chars if found else ()
+        return Simple(words, targets, first[0][1] if first else -1)
+
+    def _group(self, opened: Token) -> Block:
+        lines = self.lines(")" if opened.text == "(" else "}")
+        self._at += 1
+        return Block(opened.text, opened.chars[0][1], (), lines)
+
+    def _if(self, opened: Token) -> Choice:
+        branches, part = list[Branch](), "if"
+        while part != "fi":
+            condition: Sequence[Line] = ()
+            if part != "else":
+                condition = self.lines("then")
+                self._at += 1
+            branches.append((condition, (), self.lines("elif", "else", "fi")))
+            part = self._take().text
+        return Choice("if", opened.chars[0][1], [], branches)
+
+    def _case(self, opened: Token) -> Choice:
+        branches = list[Branch]()
+        word = self._take().chars
+        while self._ahead() not in ("in", ""):
+            self._at += 1
+        self._at += 1
+        self._pass("\n")
+        while self._ahead() != "esac":
+            patterns = list[Chars]()
+            while self._ahead() not in (")", ""):
+                token = self._take()
+                patterns += [token.chars] * (token.kind != "sign")
+            self._at += 1
+            branches.append(((), patterns, self.lines(";;", "esac")))
+            self._pass(";;", "\n")
+        self._at += 1
+        return Choice("case", opened.chars[0][1], word, branches)
+
+    def _loop(self, opened: Token) -> Block:
+        words = self._simple().words if opened.text in ("for", "select") else ()
+        lines = self.lines("done")
+        self._at += 1
+        return Block(opened.text, opened.chars[0][1], words, lines)
+
+    def _function(self, opened: Token) -> Block:
+        name = opened if opened.text != "function" else self._take()
+        self._at += 2 * (self._ahead() == "(")
+        self._pass("\n")
+        lines = [_alone(one) for one in self._command()]
+        return Block("function", name.chars[0][1], [name.chars], lines)
+
+
+def _alone(node: Node) -> Line:
+    return [("&&", False, [node])]
+
+
+def _apart(line: Line) -> Block:
+    return Block("(", -1, (), [line])

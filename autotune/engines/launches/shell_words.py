@@ -166,25 +166,19 @@ def joined(values: Sequence[Chars]) -> list[Chars]:
     return [whole[1:]] if values else []
 
 
-def at_blanks(chars: Chars) -> Iterator[Chars]:
-    """A value split at its blanks: empty at an end where a blank stands there."""
-    word: Chars = []
-    for char in chars:
-        if char[0] in " \t\r\n":
-            yield word
-            word = []
-        else:
-            word.append(char)
-    yield word
-
-
 def split(parts: Sequence[Chars], *, joins: bool) -> Iterator[Chars]:
     """Values without quotes, split at their blanks; the first joins what stands before it."""
     for number, part in enumerate(parts):
-        is_first = number == 0 and joins
+        words: list[Chars] = [[]]
+        for char in part:
+            if char[0] in " \t\r\n":
+                words.append([])
+            else:
+                words[-1].append(char)
         # A backslash before a line's end is no word of its own.
+        joined_at = 0 if number == 0 and joins else -1
         yield from (
             word
-            for at, word in enumerate(at_blanks(part))
-            if (word and plain(word) != "\\") or (is_first and at == 0)
+            for at, word in enumerate(words)
+            if (word and plain(word) != "\\") or at == joined_at
         )

@@ -51,16 +51,6 @@ def gpus_per_node(step: Mapping[str, str]) -> int | None:
     return _count(step.get("gpus-per-node", "")) or _gpus_of(step.get("gres", ""))
 
 
-def gpu_of(options: Mapping[str, str]) -> str:
-    """The kind of GPU that is asked for; empty: it is not said."""
-    for name in ("gpus-per-node", "gres"):
-        parts = options.get(name, "").split(":")
-        kinds = [part for part in parts if part not in ("gpu", "") and not part[0].isdigit()]
-        if kinds and (name != "gres" or parts[0] == "gpu"):
-            return kinds[0]
-    return options.get("constraint", "")
-
-
 def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
     nodes, tasks = _count(options.get("nodes", "")), _count(options.get("ntasks", ""))
     per_node = _count(options.get("ntasks-per-node", ""))

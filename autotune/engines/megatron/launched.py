@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise, starmap
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,8 +23,7 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
-from autotune.engines.launches import slurm
-from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell
+from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
 from autotune.engines.launches.shell import Command, ShellText, read_shell
@@ -50,7 +49,10 @@ _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-bat
 _OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
-"""The script whose flags are all known; others may add some."""
+"""The script whose flags are all known, but for a fork's; others may add some."""
+_OF_CHECKOUTS = ("megatron/training/arguments.py", "megatron/arguments.py")
+"""Files of a checkout that hold the flags of its parser."""
+_IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
 _PROGRAMS = table_beside(__file__, "programs.json")
@@ -101,10 +103,9 @@ _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"
 """Sections of a file that say how another model than the trained one is split."""
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """Fields of which settings of Megatron's have one; axolotl, too, has context_parallel_size."""
+_KEY = re.compile(r"""^[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
 _LONGEST_COMPOSED = 2**16
-"""Characters up to which PyYAML tells the places of keys, of which it takes its time."""
-_REMARK = re.compile(r"(?:#|//).*")
-_KEY = re.compile(r"""(?:^|[{,])[ \t]*["']?([A-Za-z_]\w*)["']?[ \t]*:""", re.MULTILINE)
+"""Characters up to which PyYAML tells the places of keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +259,7 @@ def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None
     is_training = path.name == ARGUMENTS_FILE or ("num_layers",) in fields
     is_whole = is_training and all(is_flag_of_any(_as_flag(".".join(at))) for at in fields)
     starts = _key_starts(text, is_hjson=is_hjson)
-    start = next(starts.get(at, 0) for at in fields if at[-1] in _SPLITS)
+    start = next(starts.get(at, starts.get(at[-1:], 0)) for at in fields if at[-1] in _SPLITS)
     script = _PLAIN_SCRIPT if is_whole else path.with_suffix(".py").name
     words = [Word(text="python", start=start), Word(text=script, start=start)]
     for at, value in fields.items():
@@ -307,8 +308,7 @@ def _key_starts(text: str, *, is_hjson: bool) -> Mapping[tuple[str, ...], int]:
     if not is_hjson and len(text) <= _LONGEST_COMPOSED:
         with suppress(yaml.YAMLError):  # JSON is YAML but for its tabs
             return dict(_starts_below(yaml.compose(text.replace("\t", " "), yaml.SafeLoader)))
-    bare = _REMARK.sub(lambda one: " " * len(one[0]), text)
-    return {(one[1],): one.start(1) for one in reversed(list(_KEY.finditer(bare)))}
+    return {(one[1],): one.start(1) for one in reversed([*_KEY.finditer(text)])}
 
 
 def _starts_below(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -397,8 +397,7 @@ def _of_shell(shell: ShellText, path: Path, release: str) -> list[MegatronLaunch
     for command in shell.commands:
         if (found := _of_command(command, path, release)) is not None:
             problems = [*found.problems, *_lost(shell, command, found)]
-            gpu = _gpu_of(command.options)
-            launches.append(replace(found, problems=problems, sourced=shell.sourced, **gpu))
+            launches.append(replace(found, problems=problems, sourced=shell.sourced))
     return launches
 
 
@@ -486,7 +485,7 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
 def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterator[Violation]:
     """Violations of flags on a line of their own, which a lost backslash has cut off."""
     lost = shell.lost_below(command)
-    if lost is not None and not (launch.words and command.blank_line):  # `_stray` tells that
+    if lost is not None and not (launch.words and command.blank_in):  # `_stray` tells that
         yield Violation(
             rule="flags.lost_line",
             message=lost.cost_of_lost,
@@ -494,14 +493,6 @@ def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterato
             at=(f"@{lost.start}",),
             consequence="ignored",
         )
-
-
-def _gpu_of(options: Mapping[str, str]) -> dict[str, Any]:
-    name = slurm.gpu_of(options)
-    try:
-        return on_gpu(name, where="Slurm") if name else {}
-    except JobError:  # a site's own name of it
-        return {}
 
 
 def _script_at(words: Sequence[str]) -> int | None:
@@ -684,11 +675,14 @@ class _Arguments:
         except JobError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
-            if PurePath(self._script).name != _PLAIN_SCRIPT and not is_flag_of_any(name):
-                self._script_flags.append((name, word))
-            else:
-                self._refuse("flags.unknown", error.message, word, error.hint)
-            return None
+            if (argument := name.lstrip("-")) in defaults(self.release):
+                self._forget(argument)  # a fork's parser may spell it so
+            if self._adds(name):
+                return None
+            is_plain = PurePath(self._script).name == _PLAIN_SCRIPT and not self._is_forks
+            if is_plain or is_flag_of_any(name):
+                return self._refuse("flags.unknown", error.message, word, error.hint)
+            return self._script_flags.append((name, word))
         if flag.argument in GONE and not self._is_megatrons:
             return self._leave(name, attached, following)
         taken = [attached] if equals else []
@@ -702,6 +696,8 @@ class _Arguments:
         except ValueError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
+            if any(f"'{text}'" in self._parser for text in taken):
+                return self._forget(flag.argument)  # a fork's parser takes it
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
         return self._keep(flag.argument, value, flag.name, word.start)
@@ -724,8 +720,7 @@ class _Arguments:
     @property
     def problems(self) -> list[Violation]:
         """Words that the parser refuses; flags that the script is not seen to add come last."""
-        found = [flag for flag in self._script_flags if not self._adds(flag[0])]
-        if not found:
+        if not (found := self._script_flags):
             return self._problems
         near_flags = []
         for name, _ in found:
@@ -747,14 +742,30 @@ class _Arguments:
         )
         return [*problems, problem]
 
+    @cached_property
+    def _script_path(self) -> Path | None:
+        """The script, from where one stands or a folder of the launch on; None: not there."""
+        names = (self._script, Path(self._script).name)
+        near = (one / name for name in names for one in (Path(), *self._path.parents))
+        return next(filter(Path.is_file, near), None)
+
+    @cached_property
+    def _parser(self) -> str:
+        """The text of the script and of its checkout's parser, as far as they are there."""
+        script = self._script_path
+        files = () if script is None else (script, *map(script.parent.joinpath, _OF_CHECKOUTS))
+        return "\n".join(text_near(str(path)) for path in files)
+
+    @cached_property
+    def _is_forks(self) -> bool:
+        """True if the script imports another package of its checkout, which may add flags."""
+        folder = self._script_path.parent if self._script_path else Path()
+        packages = {*_IMPORTED.findall(self._parser)} - {"megatron"}
+        return any(map(Path.is_dir, map(folder.joinpath, packages)))
+
     def _adds(self, flag: str) -> bool:
-        """True if the script is there and adds the flag."""
-        for path in (Path(self._script), self._path.parent / self._script):
-            try:
-                return path.is_file() and flag in read_text(path)
-            except RenderError:
-                continue
-        return False
+        """True if the script, or the parser of its checkout, is there and has the flag."""
+        return flag in self._parser
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
         at = (f"@{word.start}",)

@@ -338,8 +338,8 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
     """A configuration with the place of its launch line, and what that has lost below it."""
     source = replace(source, launch_at=(command.placed, command.line))
     flags = dict(flags_of([word.text for word in lost.words] if lost else []))
-    if (blank := command.blank_line) is not None:
-        found = [violation_of("file.blank_word", f"@{blank}", line=blank)]
+    if blank := command.blank_in:
+        found = [violation_of("file.blank_word", f"@{command.line}", where=blank)]
     elif lost is None:
         return source
     else:
