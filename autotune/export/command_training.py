@@ -197,9 +197,12 @@ class CommandTraining:
 
     def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
         """Those of Trainer's arguments, each with its place."""
+        where = "TrainingArguments in your code"
+        if self.script.description.get("parses_arguments"):
+            where = f"the words that {self.words[0]} starts your script with"
         for name, value in self.edits.arguments.items():
             if not self.takes(name):
-                yield f"TrainingArguments in your code: {name}", value
+                yield f"{where}: {name}", value
 
     def _is_carried(self, key: str) -> bool:
         """True if the command as it is handed out brings a key of the configuration."""
@@ -318,7 +321,8 @@ class CommandTraining:
     @property
     def takes_arguments(self) -> bool:
         """True if the command line takes any of Trainer's arguments."""
-        parses = self.script.description.get("parses_arguments")
+        seen = self.script.description
+        parses = seen.get("parses_arguments") and seen.get("is_given_words", True)
         return self.script.is_trainer and bool(parses or self.script.framework in _PROGRAMS)
 
     def takes(self, name: str) -> bool:

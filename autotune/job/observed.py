@@ -163,6 +163,8 @@ class Observed(Stored):
             *_, name, value = ["", *word.lstrip("-+").split("=")]
             if name and value and f".{name}".endswith(f".{key}"):
                 return "your command", word  # a setting such as ds.zero_optimization.stage=2
+        if written := self.description.get("written_config"):
+            return f"what writes {os.path.relpath(written, self.folder)}", key
         return "the configuration in your code", key
 
     def in_files(self, configuration: Mapping[str, Any]) -> dict[str, list[tuple[list[str], Any]]]:

@@ -37,7 +37,7 @@ _SEEN: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "recomputes": False},
+    **{"loader_batches": (), "recomputes": False, "is_given_words": True, "written_config": ""},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
@@ -189,6 +189,7 @@ class Guest(Rank):
         """Note whether the command line is what the arguments are read from, and no list."""
         is_of_line = args is None or args == sys.argv[1:]
         self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
+        self.seen["is_given_words"] = _ends_with(self.spec.workload.command, sys.argv)
         return parse(parser, args, *more, **kwargs)
 
     def _read_config(
@@ -204,7 +205,7 @@ class Guest(Rank):
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self._of_file["config_file"] = os.path.abspath(config_file_or_dict)
+            self._of_file |= _file_of_user(os.path.abspath(config_file_or_dict))
         if "config_written" not in self._of_file:
             self._of_file |= self._origin(config.config)
         self.edits.apply(config.config, drops_product=True)
@@ -255,7 +256,7 @@ class Guest(Rank):
         optimizer = arguments.get("optimizer")
         if optimizer is None and not config.get("optimizer"):
             return None
-        facts = {"config_file": file, **self._origin(config)}
+        facts = {**_file_of_user(file), **self._origin(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -442,6 +443,26 @@ def _is_called_by_script() -> bool:
         frame = frame.f_back
     module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
     return module.partition(".")[0] not in _NO_SCRIPTS
+
+
+def _ends_with(command: list[str], argv: list[str]) -> bool:
+    """True if a script's arguments are the last words of the command, or those end with itself.
+
+    A shell script, a Makefile or the text of a `bash -c` gives its script other words: what is
+    added to the command does not arrive.
+    """
+    script, *given = argv
+    given = [word for word in given if not word.startswith("--local_rank=")]  # by DeepSpeed's
+    if given:
+        return command[-len(given) :] == given
+    module = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
+    return command[-1] in (script, getattr(module, "name", script))
+
+
+def _file_of_user(path: str) -> dict[str, str]:
+    """The file of a configuration; one that the command writes itself is not for the user."""
+    is_written = quiet.is_written_by_run(path)
+    return {"config_file": "" if is_written else path, "written_config": path * is_written}
 
 
 def _fills_training_arguments(parser: Any) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import leaves, value_at
+from autotune.contract import SPEC_FILE
 from autotune.trial.guest.edits import Changes, parsed, put
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
@@ -39,6 +40,8 @@ _read: dict[str, None] = {}
 _not_the_user_s: list[str] = []
 """Folders, each with a slash at its end, of files that are never noted."""
 _is_over = False
+_began_s = float("inf")
+"""When the trial began: what the command has written since is not the user's."""
 
 
 def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
@@ -49,6 +52,9 @@ def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
         trial: Folder of the trial. What is read there or beside built extensions is no setting of
             the user's.
     """
+    global _began_s
+    with contextlib.suppress(OSError):
+        _began_s = os.path.getctime(os.path.join(trial, SPEC_FILE))
     folders = filter(None, (trial, _OUR_PACKAGE, os.environ.get("TORCH_EXTENSIONS_DIR")))
     _not_the_user_s.extend(os.path.join(os.path.abspath(folder), "") for folder in folders)
     sys.addaudithook(_on_event)
@@ -127,7 +133,8 @@ def _is_settings(path: str) -> bool:
     if path.startswith((_LIBRARY, *_not_the_user_s)):
         return False
     with contextlib.suppress(OSError):
-        return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES
+        is_small = os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES
+        return is_small and os.path.getctime(path) <= _began_s
     return False
 
 

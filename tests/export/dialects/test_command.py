@@ -196,6 +196,23 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+@pytest.mark.parametrize(
+    ("described", "where"),
+    [
+        ({"parses_arguments": True, "is_given_words": False}, "the words that ./run.sh starts"),
+        ({"parses_arguments": False}, "TrainingArguments in your code"),
+    ],
+    ids=["a shell script", "code"],
+)
+def test_words_that_do_not_reach_the_script_are_none_of_a_launch_sh(tmp_path, described, where):
+    handout = handed_out(tmp_path, "./run.sh", "trainer", **described)
+    out = exported(handout, tmp_path, "command")
+    assert not (out / "launch.sh").exists()
+    text = (out / "README.md").read_text()
+    assert f"| `{where}" in text
+    assert "per_device_train_batch_size` | `8` |" in text
+
+
 def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path: Path) -> None:
     """It once left out a file that the command names, where the code had to change too."""
     config = str(tmp_path / "ds.json")

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from autotune.trial.guest import quiet
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
     _RECOMPUTING,
     Guest,
+    _ends_with,
+    _file_of_user,
     _fills_training_arguments,
     _is_partitioned,
 )
@@ -89,6 +92,34 @@ def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
     """`--per_device_train_batch_size 8` would end the script."""
     assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments]))
     assert _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments, Training]))
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "is_given"),
+    [
+        ("torchrun train.py --bs 4", "train.py --bs 4", True),
+        ("deepspeed train.py --bs 4", "train.py --local_rank=1 --bs 4", True),
+        ("torchrun train.py", "train.py", True),
+        ("sh run.sh", "train.py --bs 4", False),
+        ("sh run.sh --bs 4", "train.py --lr 1 --bs 4", False),
+        ("make train", "train.py", False),
+    ],
+)
+def test_words_that_something_between_gives_a_script_are_none_of_the_command(
+    command: str, argv: str, is_given: bool
+) -> None:
+    assert _ends_with(command.split(), argv.split()) == is_given
+
+
+def test_a_file_that_the_command_writes_is_not_the_user_s(tmp_path, monkeypatch):
+    path = tmp_path / "ds.json"
+    path.write_text("{}")
+    for began_s, is_written in ((path.stat().st_ctime - 1, True), (path.stat().st_ctime, False)):
+        monkeypatch.setattr(quiet, "_began_s", began_s)
+        found = _file_of_user(str(path))
+        assert [name for name in found if found[name]] == [
+            "written_config" if is_written else "config_file"
+        ]
 
 
 def test_a_loader_tells_the_samples_of_its_batches() -> None:
