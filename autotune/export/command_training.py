@@ -129,10 +129,25 @@ class CommandTraining:
         """Name and text of that file with the edits, where `edits_argument_file`."""
         assert self.argument_file is not None, "it is edited"
         path, found = self.argument_file
-        named = [self._as_named_in_file(*one) for one in self.edits.arguments.items()]
-        changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        changes = {at: value for (at,), value in self.arguments_in_file()}
+        changes |= {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
         text = edit(read_text(path), changes, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
+
+    @cached_property
+    def file_of_both(self) -> str | None:
+        """The file of arguments, where DeepSpeed's configuration is a section of it."""
+        if not self.script.is_trainer or self.takes_arguments or self.argument_file is None:
+            return None
+        path = os.path.abspath(self.argument_file[0])
+        sources = (one["file"] for one in self.script.sources_of_config)
+        return path if path in sources else None
+
+    def arguments_in_file(self) -> list[tuple[list[str], Any]]:
+        """Edits of Trainer's arguments in that file: path of keys and value of each."""
+        outside = self.arguments_outside_files()
+        named = (one for one in self.edits.arguments.items() if one[0] not in outside)
+        return [([name], value) for name, value in (self._as_named_in_file(*one) for one in named)]
 
     def _as_named_in_file(self, name: str, value: Any) -> tuple[str, Any]:
         """An argument as that file has it: recomputation under the name that stands there."""
@@ -201,7 +216,7 @@ class CommandTraining:
         if self.script.description.get("parses_arguments"):
             where = f"the words that {self.words[0]} starts your script with"
         for name, value in self.edits.arguments.items():
-            if not self.takes(name):
+            if not self.takes(name) and self.file_of_both not in self.files_read:
                 yield f"{where}: {name}", value
 
     def _is_carried(self, key: str) -> bool:
@@ -236,11 +251,8 @@ class CommandTraining:
         found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
         if self.argument_file is not None:
             path, _ = self.argument_file
-            outside = self.arguments_outside_files()
-            for name, value in self.edits.arguments.items():
-                if name not in outside:
-                    named, there = self._as_named_in_file(name, value)
-                    found.setdefault(path, []).append(([named], there))
+            if changes := self.arguments_in_file():
+                found.setdefault(path, []).extend(changes)
         return found
 
     def arguments_outside_files(self) -> dict[str, KnobValue]:

@@ -326,6 +326,23 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path) -> No
     assert started(out) == f"torchrun run.py {out}/args.yaml"
 
 
+def test_a_file_of_arguments_with_a_section_for_deepspeed_has_both_edits(tmp_path: Path) -> None:
+    """What Trainer fills in from its arguments stays "auto"."""
+    section = "{zero_optimization: {stage: 2}, train_micro_batch_size_per_gpu: auto}"
+    given = f"per_device_train_batch_size: 4\ndeepspeed: {section}\n"
+    source = {"file": str(tmp_path / "args.yaml"), "at": ["deepspeed"], "is_whole": True}
+    source |= {"same": ["zero_optimization.stage"], "other": [], "sections": ["zero_optimization"]}
+    handout = handed_out(
+        *(tmp_path, "torchrun run.py args.yaml", "trainer", {"args.yaml": given}),
+        sources=[source],
+    )
+    handout = dataclasses.replace(handout, carried=("zero_optimization.stage",))
+    out = exported(handout, tmp_path, "command")
+    edited = given.replace("size: 4", "size: 8").replace("stage: 2", "stage: 1")
+    assert (out / "args.yaml").read_text().startswith(edited)
+    assert started(out) == f"torchrun run.py {out}/args.yaml"
+
+
 def test_recomputation_keeps_the_name_that_the_file_has_for_it(tmp_path: Path) -> None:
     given = "output_dir: out\nper_device_train_batch_size: 4\ngradient_checkpointing: true\n"
     (tmp_path / "args.yaml").write_text(given)
