@@ -201,6 +201,14 @@ class Observed(Stored):
         return self.framework in _TRAINERS and bool(self.arguments)
 
     @property
+    def is_set_up_by_accelerate(self) -> bool:
+        """Whether accelerate's own settings make the configuration: no file does, and no code."""
+        in_code = self.arguments.get("deepspeed") or self.framework == "deepspeed"
+        if not self.is_trainer:  # Trainer hands its own plugin to accelerate
+            in_code = in_code or self.description.get("brings_plugin")
+        return not (in_code or self.description.get("config_file") or self.sources_of_config)
+
+    @property
     def arguments(self) -> Mapping[str, Any]:
         """Its TrainingArguments as the user set them; empty: there are none."""
         return cast(Mapping[str, Any], self.description.get("arguments") or {})
@@ -362,7 +370,7 @@ class Observed(Stored):
         written = self.description.get("config_written") or {}
         file = Path(str(self.description.get("config_file") or "")).name
         by_default = (
-            "accelerate's settings" if self.framework == "accelerate" else "the script's code"
+            "accelerate's settings" if self.is_set_up_by_accelerate else "the script's code"
         )
 
         def by_file(key: str) -> str:
