@@ -5,10 +5,10 @@ The script runs as it is. What it hands to DeepSpeed and to its framework is edi
 """
 
 import atexit
+import contextlib
 import copy
 import functools
 import inspect
-import json
 import math
 import os
 import sys
@@ -18,14 +18,15 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.contract import SPEC_FILE, Outcome, Phase
+from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
+from autotune.trial.guest.begin import built_variables, use_built
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
 from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
-from autotune.trial.variables import BUILT_ENV
 
 _SEEN: Mapping[str, Any] = {
     "framework": "deepspeed",
@@ -96,7 +97,7 @@ class Guest(Rank):
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
         guest = cls(folder, number)
-        os.environ.update(_built_variables())
+        os.environ.update(built_variables())
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -134,11 +135,7 @@ class Guest(Rank):
     def on_deepspeed(self, module: ModuleType) -> None:
         """What a configuration takes is counted from here on."""
         self.reporter.report.versions = versions()
-        if _built_variables():
-            from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
-
-            reuse_cpu_info()
-            load_as_built()
+        use_built()
         self.start_meter()
         self.reporter.enter(Phase.MODEL)
 
@@ -330,7 +327,8 @@ class Guest(Rank):
             raise
 
     def on_step(self) -> None:
-        """An optimizer step of the watched engine was made."""
+        """An optimizer step of the watched engine was made: all ranks have met by now."""
+        _remove_segment()
         self._n_errors = 0
         self._last_error = self._exit_code = self._handled_at_exit = None
 
@@ -433,7 +431,19 @@ class Guest(Rank):
 
     def _close(self) -> None:
         super()._close()
+        _remove_segment()
         quiet.remove_traces()
+
+
+def _remove_segment() -> None:
+    """Remove the shared memory of a CPU rank, whichever port its command meets at.
+
+    DeepSpeed never does. All ranks hold it open once they have reduced something.
+    """
+    variables = [os.environ.get(f"MASTER_{name}", "") for name in ("ADDR", "PORT")]
+    start = SEGMENTS.format(user=os.getuid(), address=variables[0])
+    with contextlib.suppress(OSError):
+        os.unlink(f"/dev/shm/{start}{variables[1]}_{os.environ.get('LOCAL_RANK', '0')}")
 
 
 def _is_called_by_script() -> bool:
@@ -476,12 +486,6 @@ def _is_partitioned(model: Any) -> bool:
     """True for a model that was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
     return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
-
-
-def _built_variables() -> dict[str, str]:
-    """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
-    built = json.loads(os.environ.get(BUILT_ENV, "{}"))
-    return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
 
 
 def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:

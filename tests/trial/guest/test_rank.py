@@ -1,7 +1,9 @@
 """What a rank of a user's script notes of how the script builds its model."""
 
 import importlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.guest import quiet
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
@@ -120,6 +123,17 @@ def test_a_file_that_the_command_writes_is_not_the_user_s(tmp_path, monkeypatch)
         assert [name for name in found if found[name]] == [
             "written_config" if is_written else "config_file"
         ]
+
+
+def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", f"own{os.getpid()}")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    meeting = SEGMENTS.format(user=os.getuid(), address="127.0.0.1")
+    left = Path("/dev/shm", f"{meeting}own{os.getpid()}_1")
+    left.touch()
+    Guest.__new__(Guest).on_step()
+    assert not left.exists()
 
 
 def test_a_loader_tells_the_samples_of_its_batches() -> None:
