@@ -29,8 +29,6 @@ from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _LOW_PRECISIONS = ("bf16", "fp16")
-_TRAINERS = ("trainer", "trl", "ms-swift")
-"""Frameworks that `accelerate launch` of the user's own starts."""
 _PRECISION = "mixed_precision"
 _WRITTEN = (
     "deepspeed",
@@ -131,9 +129,8 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     that say the same: those of its file, and the precision in it.
     """
     gives_file = any(HERE in word for word in made.command)
-    is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
-    has_file = training.names_config or training.script.description.get("config_file")
-    if not gives_file or not is_by_settings or has_file or ACCELERATE_FILE in made.files:
+    is_by_settings = training.launcher == "accelerate" and training.script.is_set_up_by_accelerate
+    if not gives_file or not is_by_settings or ACCELERATE_FILE in made.files:
         return made
     text = dump_yaml(_accelerate_settings(training, training.config))
     made = dataclasses.replace(made, command=_launched(training, made.command))

@@ -129,8 +129,8 @@ class CommandTraining:
         """Name and text of that file with the edits, where `edits_argument_file`."""
         assert self.argument_file is not None, "it is edited"
         path, found = self.argument_file
-        changes = {at: value for (at,), value in self.arguments_in_file()}
-        changes |= {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        changes = {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        changes |= {at: value for (at,), value in self.arguments_in_file()}
         text = edit(read_text(path), changes, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
 
@@ -140,8 +140,7 @@ class CommandTraining:
         if not self.script.is_trainer or self.takes_arguments or self.argument_file is None:
             return None
         path = os.path.abspath(self.argument_file[0])
-        sources = (one["file"] for one in self.script.sources_of_config)
-        return path if path in sources else None
+        return path if any(one["file"] == path for one in self.script.sources_of_config) else None
 
     def arguments_in_file(self) -> list[tuple[list[str], Any]]:
         """Edits of Trainer's arguments in that file: path of keys and value of each."""
@@ -249,10 +248,8 @@ class CommandTraining:
     def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
         """The same, and edits of the file of the framework's arguments."""
         found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
-        if self.argument_file is not None:
-            path, _ = self.argument_file
-            if changes := self.arguments_in_file():
-                found.setdefault(path, []).extend(changes)
+        if self.argument_file is not None and (changes := self.arguments_in_file()):
+            found.setdefault(self.argument_file[0], []).extend(changes)
         return found
 
     def arguments_outside_files(self) -> dict[str, KnobValue]:

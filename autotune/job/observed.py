@@ -203,10 +203,9 @@ class Observed(Stored):
     @property
     def is_set_up_by_accelerate(self) -> bool:
         """Whether accelerate's own settings make the configuration: no file does, and no code."""
+        in_code = self.framework != "accelerate" or self.description.get("brings_plugin")
         if self.is_trainer:  # it hands accelerate a plugin in any case
             in_code = self.arguments.get("deepspeed")
-        else:
-            in_code = self.framework != "accelerate" or self.description.get("brings_plugin")
         return not (in_code or self.description.get("config_file") or self.sources_of_config)
 
     @property

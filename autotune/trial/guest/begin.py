@@ -6,7 +6,6 @@ environment. What a rank starts itself, such as workers that load data, is not o
 
 import contextlib
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from autotune.contract import ContractError
 from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import Wrapper, call_after_imports
 from autotune.trial.guest.reading import watch_reading
-from autotune.trial.variables import BUILT_ENV
+from autotune.trial.prebuilt import use_built
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
 """Folder of the trial: set where the user's command is started, and for all below it."""
@@ -51,25 +50,8 @@ def begin() -> None:
         return
     waiting = _Waiting(folder)
     calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
-    # What joins its ranks by `init_distributed` loads an extension before it trains.
-    built = ("deepspeed", "", lambda _: use_built())
-    call_after_imports([built, *calls, ("torch.optim.optimizer", "", waiting.on_steps)])
-
-
-def use_built() -> None:
-    """Load extensions as they were built for the Python of this process, if any were."""
-    if variables := built_variables():
-        os.environ.update(variables)
-        from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
-
-        reuse_cpu_info()
-        load_as_built()
-
-
-def built_variables() -> dict[str, str]:
-    """Variables that lead to what was built for this Python; empty: nothing was."""
-    built = json.loads(os.environ.get(BUILT_ENV, "{}"))
-    return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
+    calls.append(("deepspeed", "", lambda _: use_built()))  # `init_distributed` loads one
+    call_after_imports([*calls, ("torch.optim.optimizer", "", waiting.on_steps)])
 
 
 def take_rank(folder: Path, rank: int) -> bool:

@@ -147,13 +147,6 @@ def watch_files(began_s: float) -> None:
     os.mkdir = around(os.mkdir, _make_folder)
 
 
-def is_written_by_run(path: str) -> bool:
-    """Whether the command itself has written a file, which it does anew each time."""
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_ctime > _began_s > 0
-    return False
-
-
 def end_preparing() -> None:
     """An engine is made: what is saved from here on is a checkpoint."""
     global _prepares_since_s

@@ -21,10 +21,10 @@ from autotune.contract import SPEC_FILE, Outcome, Phase
 from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
-from autotune.trial.guest.begin import built_variables, use_built
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
-from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
+from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
+from autotune.trial.prebuilt import use_built
 from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
 
@@ -97,7 +97,6 @@ class Guest(Rank):
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
         guest = cls(folder, number)
-        os.environ.update(built_variables())
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -202,7 +201,7 @@ class Guest(Rank):
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self._of_file |= _file_of_user(os.path.abspath(config_file_or_dict))
+            self._of_file |= file_of_user(os.path.abspath(config_file_or_dict))
         if "config_written" not in self._of_file:
             self._of_file |= self._origin(config.config)
         self.edits.apply(config.config, drops_product=True)
@@ -253,7 +252,7 @@ class Guest(Rank):
         optimizer = arguments.get("optimizer")
         if optimizer is None and not config.get("optimizer"):
             return None
-        facts = {**_file_of_user(file), **self._origin(config)}
+        facts = {**file_of_user(file), **self._origin(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -436,14 +435,12 @@ class Guest(Rank):
 
 
 def _remove_segment() -> None:
-    """Remove the shared memory of a CPU rank, whichever port its command meets at.
-
-    DeepSpeed never does. All ranks hold it open once they have reduced something.
-    """
-    variables = [os.environ.get(f"MASTER_{name}", "") for name in ("ADDR", "PORT")]
-    start = SEGMENTS.format(user=os.getuid(), address=variables[0])
+    """Remove a CPU rank's shared memory, at any port: all hold it once they have reduced."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+    address, port, rank = (os.environ.get(name, "0") for name in names)
+    start = SEGMENTS.format(user=os.getuid(), address=address)
     with contextlib.suppress(OSError):
-        os.unlink(f"/dev/shm/{start}{variables[1]}_{os.environ.get('LOCAL_RANK', '0')}")
+        os.unlink(f"/dev/shm/{start}{port}_{rank}")
 
 
 def _is_called_by_script() -> bool:
@@ -456,23 +453,10 @@ def _is_called_by_script() -> bool:
 
 
 def _ends_with(command: list[str], argv: list[str]) -> bool:
-    """True if a script's arguments are the last words of the command, or those end with itself.
-
-    A shell script, a Makefile or the text of a `bash -c` gives its script other words: what is
-    added to the command does not arrive.
-    """
-    script, *given = argv
-    given = [word for word in given if not word.startswith("--local_rank=")]  # by DeepSpeed's
-    if given:
-        return command[-len(given) :] == given
-    module = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
-    return command[-1] in (script, getattr(module, "name", script))
-
-
-def _file_of_user(path: str) -> dict[str, str]:
-    """The file of a configuration; one that the command writes itself is not for the user."""
-    is_written = quiet.is_written_by_run(path)
-    return {"config_file": "" if is_written else path, "written_config": path * is_written}
+    """True if a command ends with what its script gets: a shell script gives it other words."""
+    given = [word for word in argv[1:] if not word.startswith("--local_rank=")]  # by DeepSpeed's
+    module = getattr(vars(sys.modules["__main__"]).get("__spec__"), "name", "")
+    return command[-(len(given) or 1) :] in ([given] if given else [[argv[0]], [module]])
 
 
 def _fills_training_arguments(parser: Any) -> bool:

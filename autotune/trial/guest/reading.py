@@ -41,7 +41,7 @@ _not_the_user_s: list[str] = []
 """Folders, each with a slash at its end, of files that are never noted."""
 _is_over = False
 _began_s = float("inf")
-"""When the trial began: what the command has written since is not the user's."""
+"""When the trial began."""
 
 
 def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
@@ -70,6 +70,14 @@ def stop_watching() -> None:
     """Note no more files: the configuration was handed over."""
     global _is_over
     _is_over = True
+
+
+def file_of_user(path: str) -> dict[str, str]:
+    """The file of a configuration; one that the command writes anew each time is another."""
+    is_written = False
+    with contextlib.suppress(OSError):
+        is_written = os.path.getctime(path) > _began_s
+    return {"config_file": "" if is_written else path, "written_config": path * is_written}
 
 
 def settings_read() -> list[str]:
@@ -130,11 +138,10 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 def _is_settings(path: str) -> bool:
     if not path.endswith(_SUFFIXES) or _PACKAGES.search(path):
         return False
-    if path.startswith((_LIBRARY, *_not_the_user_s)):
+    if path.startswith((_LIBRARY, *_not_the_user_s)) or file_of_user(path)["written_config"]:
         return False
     with contextlib.suppress(OSError):
-        is_small = os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES
-        return is_small and os.path.getctime(path) <= _began_s
+        return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES
     return False
 
 

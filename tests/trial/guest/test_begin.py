@@ -18,10 +18,10 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
+from autotune.trial import prebuilt
 from autotune.trial.guest.begin import (
     GUEST_ENV,
     OWNER_FILE,
-    built_variables,
     owner_of,
     owner_text,
     take_rank,
@@ -207,7 +207,10 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
     prefix = sys.prefix if is_ours else "/another"
     built = {"prefix": prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
     monkeypatch.setenv(BUILT_ENV, json.dumps(built))
-    assert built_variables() == (built["variables"] if is_ours else {})
+    monkeypatch.setattr(prebuilt, "load_as_built", lambda: None)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/own")
+    prebuilt.use_built()
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == ("/built" if is_ours else "/own")
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from autotune.trial.engines.deepspeed import SEGMENTS
-from autotune.trial.guest import quiet
+from autotune.trial.guest import reading
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
     _RECOMPUTING,
     Guest,
     _ends_with,
-    _file_of_user,
     _fills_training_arguments,
     _is_partitioned,
 )
@@ -118,8 +117,8 @@ def test_a_file_that_the_command_writes_is_not_the_user_s(tmp_path, monkeypatch)
     path = tmp_path / "ds.json"
     path.write_text("{}")
     for began_s, is_written in ((path.stat().st_ctime - 1, True), (path.stat().st_ctime, False)):
-        monkeypatch.setattr(quiet, "_began_s", began_s)
-        found = _file_of_user(str(path))
+        monkeypatch.setattr(reading, "_began_s", began_s)
+        found = reading.file_of_user(str(path))
         assert [name for name in found if found[name]] == [
             "written_config" if is_written else "config_file"
         ]
