@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,11 @@ from autotune.export.command_training import HERE, CommandFiles, CommandTraining
 from autotune.export.launchers import ACCELERATE_FILE
 from autotune.export.patch import Wanted, patched_all
 from autotune.export.readme import choice_values
-from autotune.job.observed import Observed
 from autotune.space.candidate import format_value
 from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.edits import Edits
 
 _LOW_PRECISIONS = ("bf16", "fp16")
-_TRAINERS = ("trainer", "trl", "ms-swift")
-"""Frameworks that `accelerate launch` of the user's own starts."""
 _PRECISION = "mixed_precision"
 _WRITTEN = (
     "deepspeed",
@@ -133,9 +129,8 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     that say the same: those of its file, and the precision in it.
     """
     gives_file = any(HERE in word for word in made.command)
-    is_by_settings = training.launcher == "accelerate" and training.script.framework in _TRAINERS
-    has_file = training.names_config or training.script.description.get("config_file")
-    if not gives_file or not is_by_settings or has_file or ACCELERATE_FILE in made.files:
+    is_by_settings = training.launcher == "accelerate" and training.script.is_set_up_by_accelerate
+    if not gives_file or not is_by_settings or ACCELERATE_FILE in made.files:
         return made
     text = dump_yaml(_accelerate_settings(training, training.config))
     made = dataclasses.replace(made, command=_launched(training, made.command))
@@ -219,14 +214,14 @@ def training_of(handout: Handout) -> CommandTraining:
     engine: Engine = bind_engine(handout.job, handout.environment)
     assert isinstance(engine, ScriptEngine), "the job has a command"
     edits, candidate = engine.edits(handout.candidate), handout.candidate
-    return CommandTraining(
+    training = CommandTraining(
         script=script,
         edits=edits,
         values={**engine.as_written(candidate), "grad_accum": candidate.grad_accum},
         folder=handout.folder,
         carried=frozenset(handout.carried),
-        files_read=_edited_files(script, edits, handout.carried),
     )
+    return dataclasses.replace(training, files_read=_edited_files(training))
 
 
 def _quoted(words: Sequence[str]) -> str:
@@ -239,19 +234,22 @@ def _quoted(words: Sequence[str]) -> str:
     return " ".join(quoted)
 
 
-def _edited_files(script: Observed, edits: Edits, carried: Collection[str]) -> dict[str, str]:
+def _edited_files(training: CommandTraining) -> dict[str, str]:
     """Path -> text of the files with the edits in them, and with their comments.
 
     A file that cannot be read, or edited with every comment kept, is left out. After them come the
     files that the script read from folders of theirs, as they are: it may look for those beside
     the others.
     """
-    wanted = {key: value for key, value in edits.configuration.items() if key in carried}
+    script = training.script
+    wanted = {key: value for key, value in training.in_file() if key in training.carried}
     if script.framework != "deepspeed" and "train_micro_batch_size_per_gpu" in wanted:
         wanted["train_batch_size"] = None  # see `Edits.apply`
     found = {}
     in_files = script.in_files(wanted)
     in_files.pop(str(script.description.get("config_file")), None)  # it is ds_config.json there
+    if (both := training.file_of_both) and (changes := training.arguments_in_file()):
+        in_files.setdefault(both, []).extend(changes)
     for file, changes in in_files.items():
         path = Path(file)
         with contextlib.suppress(AutotuneError):

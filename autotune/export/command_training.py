@@ -129,10 +129,24 @@ class CommandTraining:
         """Name and text of that file with the edits, where `edits_argument_file`."""
         assert self.argument_file is not None, "it is edited"
         path, found = self.argument_file
-        named = [self._as_named_in_file(*one) for one in self.edits.arguments.items()]
-        changes = dict(named) | {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        changes = {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
+        changes |= {at: value for (at,), value in self.arguments_in_file()}
         text = edit(read_text(path), changes, found.syntax)
         return path.name, dump_yaml({**found.data, **changes}) if text is None else text
+
+    @cached_property
+    def file_of_both(self) -> str | None:
+        """The file of arguments, where DeepSpeed's configuration is a section of it."""
+        if not self.script.is_trainer or self.takes_arguments or self.argument_file is None:
+            return None
+        path = os.path.abspath(self.argument_file[0])
+        return path if any(one["file"] == path for one in self.script.sources_of_config) else None
+
+    def arguments_in_file(self) -> list[tuple[list[str], Any]]:
+        """Edits of Trainer's arguments in that file: path of keys and value of each."""
+        outside = self.arguments_outside_files()
+        named = (one for one in self.edits.arguments.items() if one[0] not in outside)
+        return [([name], value) for name, value in (self._as_named_in_file(*one) for one in named)]
 
     def _as_named_in_file(self, name: str, value: Any) -> tuple[str, Any]:
         """An argument as that file has it: recomputation under the name that stands there."""
@@ -197,9 +211,12 @@ class CommandTraining:
 
     def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
         """Those of Trainer's arguments, each with its place."""
+        where = "TrainingArguments in your code"
+        if self.script.description.get("parses_arguments"):
+            where = f"the words that {self.words[0]} starts your script with"
         for name, value in self.edits.arguments.items():
-            if not self.takes(name):
-                yield f"TrainingArguments in your code: {name}", value
+            if not self.takes(name) and self.file_of_both not in self.files_read:
+                yield f"{where}: {name}", value
 
     def _is_carried(self, key: str) -> bool:
         """True if the command as it is handed out brings a key of the configuration."""
@@ -231,13 +248,8 @@ class CommandTraining:
     def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
         """The same, and edits of the file of the framework's arguments."""
         found = {Path(file): [*values] for file, values in self.changes_of_files().items()}
-        if self.argument_file is not None:
-            path, _ = self.argument_file
-            outside = self.arguments_outside_files()
-            for name, value in self.edits.arguments.items():
-                if name not in outside:
-                    named, there = self._as_named_in_file(name, value)
-                    found.setdefault(path, []).append(([named], there))
+        if self.argument_file is not None and (changes := self.arguments_in_file()):
+            found.setdefault(self.argument_file[0], []).extend(changes)
         return found
 
     def arguments_outside_files(self) -> dict[str, KnobValue]:
@@ -318,7 +330,8 @@ class CommandTraining:
     @property
     def takes_arguments(self) -> bool:
         """True if the command line takes any of Trainer's arguments."""
-        parses = self.script.description.get("parses_arguments")
+        seen = self.script.description
+        parses = seen.get("parses_arguments") and seen.get("is_given_words", True)
         return self.script.is_trainer and bool(parses or self.script.framework in _PROGRAMS)
 
     def takes(self, name: str) -> bool:

@@ -163,6 +163,8 @@ class Observed(Stored):
             *_, name, value = ["", *word.lstrip("-+").split("=")]
             if name and value and f".{name}".endswith(f".{key}"):
                 return "your command", word  # a setting such as ds.zero_optimization.stage=2
+        if written := self.description.get("written_config"):
+            return f"what writes {os.path.relpath(written, self.folder)}", key
         return "the configuration in your code", key
 
     def in_files(self, configuration: Mapping[str, Any]) -> dict[str, list[tuple[list[str], Any]]]:
@@ -197,6 +199,14 @@ class Observed(Stored):
     def is_trainer(self) -> bool:
         """Whether TrainingArguments reach it."""
         return self.framework in _TRAINERS and bool(self.arguments)
+
+    @property
+    def is_set_up_by_accelerate(self) -> bool:
+        """Whether accelerate's own settings make the configuration: no file does, and no code."""
+        in_code = self.framework != "accelerate" or self.description.get("brings_plugin")
+        if self.is_trainer:  # it hands accelerate a plugin in any case
+            in_code = self.arguments.get("deepspeed")
+        return not (in_code or self.description.get("config_file") or self.sources_of_config)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -360,7 +370,7 @@ class Observed(Stored):
         written = self.description.get("config_written") or {}
         file = Path(str(self.description.get("config_file") or "")).name
         by_default = (
-            "accelerate's settings" if self.framework == "accelerate" else "the script's code"
+            "accelerate's settings" if self.is_set_up_by_accelerate else "the script's code"
         )
 
         def by_file(key: str) -> str:

@@ -16,6 +16,7 @@ it; and what ninja then takes for outdated is compiled again, minutes in the mid
 
 import importlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.contract import ContractError, read_json, write_json
+from autotune.trial.variables import BUILT_ENV
 
 BUILT_FILE = "autotune.built"
 """File in an extension's folder once its build has ended well; a library may be half linked."""
@@ -108,6 +110,15 @@ def reuse_cpu_info() -> None:
     import cpuinfo  # installed with deepspeed
 
     cpuinfo.get_cpu_info = lambda: saved
+
+
+def use_built() -> None:
+    """Load extensions as they were built for the Python of this process, if any were."""
+    built = json.loads(os.environ.get(BUILT_ENV, "{}"))
+    if built.get("prefix") == sys.prefix:
+        os.environ.update(built["variables"])
+        reuse_cpu_info()
+        load_as_built()
 
 
 def load_as_built() -> None:

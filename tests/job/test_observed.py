@@ -72,6 +72,21 @@ def test_what_follows_from_the_global_batch_comes_from_there() -> None:
     assert observed(RAW).origins["grad_accum"] == "DeepSpeed's default"
 
 
+@pytest.mark.parametrize(
+    ("described", "is_it"),
+    [
+        ({**RAW, "framework": "accelerate"}, True),
+        ({**RAW, "framework": "accelerate", "brings_plugin": True}, False),
+        ({**TRAINER, "config_file": "", "brings_plugin": True}, True),
+        (TRAINER, False),
+        ({**RAW, "framework": "lightning"}, False),
+    ],
+    ids=["accelerate", "its plugin", "trainer", "trainer's file", "lightning"],
+)
+def test_accelerate_s_settings_are_of_what_accelerate_sets_up(described, is_it):
+    assert observed(described).is_set_up_by_accelerate == is_it
+
+
 def test_twice_as_many_rows_beside_another_model_are_pairs() -> None:
     """Of a script that makes its batches itself: a reference model, or a GAN."""
     pairs = {**RAW, "asks_micro_batch": False, "micro_batches": [8, 8], "engines": 2}

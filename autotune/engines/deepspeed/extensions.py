@@ -69,7 +69,7 @@ def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.enviro
         variables.get(ARCHITECTURES_ENV, ""),
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    return root / digest
+    return root if root.name == digest else root / digest  # the user names that one already
 
 
 def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import offloads_optimizer
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
+from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.sections import own_keys
@@ -363,10 +364,11 @@ class ScriptEngine(DeepSpeedEngine):
 
     def edits_in_words(self, candidate: Candidate) -> list[str]:
         edits = self.edits(candidate)
+        written = self._script.description.get("config_written") or {}
         changed = {
             key: value
             for key, value in edits.configuration.items()
-            if not (edits.arguments and key in _BATCH_KEYS)
+            if not (edits.arguments and key in _BATCH_KEYS and written.get(key, AUTO) == AUTO)
         }
         lines = [
             f"{where}: " + (f"remove {named}" if value is None else f"{named}: {_json(value)}")
@@ -510,10 +512,8 @@ class ScriptEngine(DeepSpeedEngine):
 
 def _accelerates_flags(script: Observed) -> Mapping[str, Any] | None:
     """Flags of the `accelerate launch` that sets DeepSpeed up by its settings; None: none does."""
-    parts, description = parts_of(script.command), script.description
-    is_started = script.framework == "accelerate" and parts.kind == "accelerate"
-    brings = description.get("brings_plugin") or description.get("config_file")
-    if not is_started or brings or script.sources_of_config:
+    parts = parts_of(script.command)
+    if parts.kind != "accelerate" or not script.is_set_up_by_accelerate:
         return None
     return dict(flags_of([script.command[at] for at in parts.launcher_flags]))
 

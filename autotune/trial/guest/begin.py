@@ -18,6 +18,7 @@ from autotune.contract import ContractError
 from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import Wrapper, call_after_imports
 from autotune.trial.guest.reading import watch_reading
+from autotune.trial.prebuilt import use_built
 
 GUEST_ENV = "AUTOTUNE_GUEST_DIR"
 """Folder of the trial: set where the user's command is started, and for all below it."""
@@ -49,6 +50,7 @@ def begin() -> None:
         return
     waiting = _Waiting(folder)
     calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
+    calls.append(("deepspeed", "", lambda _: use_built()))  # `init_distributed` loads one
     call_after_imports([*calls, ("torch.optim.optimizer", "", waiting.on_steps)])
 
 

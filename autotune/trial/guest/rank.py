@@ -5,10 +5,10 @@ The script runs as it is. What it hands to DeepSpeed and to its framework is edi
 """
 
 import atexit
+import contextlib
 import copy
 import functools
 import inspect
-import json
 import math
 import os
 import sys
@@ -18,14 +18,15 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from autotune.contract import SPEC_FILE, Outcome, Phase
+from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
-from autotune.trial.guest.reading import settings_read, sources_of, stop_watching
+from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
+from autotune.trial.prebuilt import use_built
 from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
-from autotune.trial.variables import BUILT_ENV
 
 _SEEN: Mapping[str, Any] = {
     "framework": "deepspeed",
@@ -37,7 +38,7 @@ _SEEN: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "recomputes": False},
+    **{"loader_batches": (), "recomputes": False, "is_given_words": True, "written_config": ""},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
@@ -96,7 +97,6 @@ class Guest(Rank):
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
         guest = cls(folder, number)
-        os.environ.update(_built_variables())
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -134,11 +134,7 @@ class Guest(Rank):
     def on_deepspeed(self, module: ModuleType) -> None:
         """What a configuration takes is counted from here on."""
         self.reporter.report.versions = versions()
-        if _built_variables():
-            from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
-
-            reuse_cpu_info()
-            load_as_built()
+        use_built()
         self.start_meter()
         self.reporter.enter(Phase.MODEL)
 
@@ -189,6 +185,7 @@ class Guest(Rank):
         """Note whether the command line is what the arguments are read from, and no list."""
         is_of_line = args is None or args == sys.argv[1:]
         self.seen["parses_arguments"] |= is_of_line and _fills_training_arguments(parser)
+        self.seen["is_given_words"] = _ends_with(self.spec.workload.command, sys.argv)
         return parse(parser, args, *more, **kwargs)
 
     def _read_config(
@@ -204,7 +201,7 @@ class Guest(Rank):
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self._of_file["config_file"] = os.path.abspath(config_file_or_dict)
+            self._of_file |= file_of_user(os.path.abspath(config_file_or_dict))
         if "config_written" not in self._of_file:
             self._of_file |= self._origin(config.config)
         self.edits.apply(config.config, drops_product=True)
@@ -255,7 +252,7 @@ class Guest(Rank):
         optimizer = arguments.get("optimizer")
         if optimizer is None and not config.get("optimizer"):
             return None
-        facts = {"config_file": file, **self._origin(config)}
+        facts = {**file_of_user(file), **self._origin(config)}
         if self.edits.configuration:
             self.edits.apply(config, drops_product=True)
             arguments.pop("config_params", None)
@@ -329,7 +326,8 @@ class Guest(Rank):
             raise
 
     def on_step(self) -> None:
-        """An optimizer step of the watched engine was made."""
+        """An optimizer step of the watched engine was made: all ranks have met by now."""
+        _remove_segment()
         self._n_errors = 0
         self._last_error = self._exit_code = self._handled_at_exit = None
 
@@ -432,7 +430,17 @@ class Guest(Rank):
 
     def _close(self) -> None:
         super()._close()
+        _remove_segment()
         quiet.remove_traces()
+
+
+def _remove_segment() -> None:
+    """Remove a CPU rank's shared memory, at any port: all hold it once they have reduced."""
+    names = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+    address, port, rank = (os.environ.get(name, "0") for name in names)
+    start = SEGMENTS.format(user=os.getuid(), address=address)
+    with contextlib.suppress(OSError):
+        os.unlink(f"/dev/shm/{start}{port}_{rank}")
 
 
 def _is_called_by_script() -> bool:
@@ -442,6 +450,13 @@ def _is_called_by_script() -> bool:
         frame = frame.f_back
     module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
     return module.partition(".")[0] not in _NO_SCRIPTS
+
+
+def _ends_with(command: list[str], argv: list[str]) -> bool:
+    """True if a command ends with what its script gets: a shell script gives it other words."""
+    given = [word for word in argv[1:] if not word.startswith("--local_rank=")]  # by DeepSpeed's
+    module = getattr(vars(sys.modules["__main__"]).get("__spec__"), "name", "")
+    return command[-(len(given) or 1) :] in ([given] if given else [[argv[0]], [module]])
 
 
 def _fills_training_arguments(parser: Any) -> bool:
@@ -455,12 +470,6 @@ def _is_partitioned(model: Any) -> bool:
     """True for a model that was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
     return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
-
-
-def _built_variables() -> dict[str, str]:
-    """Variables that lead to what was built for the Python of this rank; empty: nothing was."""
-    built = json.loads(os.environ.get(BUILT_ENV, "{}"))
-    return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
 
 
 def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:

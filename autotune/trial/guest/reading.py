@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotune.base.nested import leaves, value_at
+from autotune.contract import SPEC_FILE
 from autotune.trial.guest.edits import Changes, parsed, put
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
@@ -39,6 +40,8 @@ _read: dict[str, None] = {}
 _not_the_user_s: list[str] = []
 """Folders, each with a slash at its end, of files that are never noted."""
 _is_over = False
+_began_s = float("inf")
+"""When the trial began."""
 
 
 def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
@@ -49,6 +52,9 @@ def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
         trial: Folder of the trial. What is read there or beside built extensions is no setting of
             the user's.
     """
+    global _began_s
+    with contextlib.suppress(OSError):
+        _began_s = os.path.getctime(os.path.join(trial, SPEC_FILE))
     folders = filter(None, (trial, _OUR_PACKAGE, os.environ.get("TORCH_EXTENSIONS_DIR")))
     _not_the_user_s.extend(os.path.join(os.path.abspath(folder), "") for folder in folders)
     sys.addaudithook(_on_event)
@@ -64,6 +70,14 @@ def stop_watching() -> None:
     """Note no more files: the configuration was handed over."""
     global _is_over
     _is_over = True
+
+
+def file_of_user(path: str) -> dict[str, str]:
+    """The file of a configuration; one that the command writes anew each time is another."""
+    is_written = False
+    with contextlib.suppress(OSError):
+        is_written = os.path.getctime(path) > _began_s
+    return {"config_file": "" if is_written else path, "written_config": path * is_written}
 
 
 def settings_read() -> list[str]:
@@ -124,7 +138,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 def _is_settings(path: str) -> bool:
     if not path.endswith(_SUFFIXES) or _PACKAGES.search(path):
         return False
-    if path.startswith((_LIBRARY, *_not_the_user_s)):
+    if path.startswith((_LIBRARY, *_not_the_user_s)) or file_of_user(path)["written_config"]:
         return False
     with contextlib.suppress(OSError):
         return os.path.isfile(path) and os.path.getsize(path) <= _LARGEST_BYTES

@@ -41,6 +41,11 @@ def test_what_swaps_to_a_disk_is_built():
     assert extensions.built("cpu", nvme=True) == list(extensions.needed("cpu", nvme=True))
 
 
+def test_a_folder_of_built_extensions_may_be_named_itself(folder):
+    """As the README of an export tells; another build in it would take minutes."""
+    assert extensions.extensions_folder("cpu", {"TORCH_EXTENSIONS_DIR": str(folder)}) == folder
+
+
 def test_a_lock_without_a_holder_is_stale_and_removed(folder):
     lock = folder / "fused_adam" / "lock"
     lock.touch()

@@ -462,6 +462,21 @@ def test_a_change_of_accelerate_s_settings_is_told_in_its_words(tmp_path, words,
     plugin = engine_of(tmp_path, {**described, "brings_plugin": True}, command=command)
     edited = plugin.edits_in_words(changed(plugin, zero__stage=1))
     assert edited == ["the configuration in your code: zero_optimization.stage: 1"]
+    # Trainer hands accelerate a plugin in any case.
+    trainer = {**TRAINER, **described, "framework": "trl", "config_file": ""}
+    trainer |= {"arguments": TRAINER["arguments"], "config_written": zero}
+    engine = engine_of(tmp_path, {**trainer, "brings_plugin": True}, command=command)
+    assert sorted(engine.edits_in_words(changed(engine, **knobs))) == told
+    assert engine._script.origins["zero.stage"] == "accelerate's settings"
+
+
+def test_a_batch_that_trainer_s_file_has_in_numbers_is_told_beside_the_arguments(tmp_path):
+    """Trainer refuses a number that is not its argument's; "auto" follows."""
+    for written, n_told in ((2, 1), ("auto", 0)):
+        described = {**TRAINER, "config_written": {"gradient_accumulation_steps": written}}
+        engine = engine_of(tmp_path, described)
+        told = engine.edits_in_words(changed(engine, micro_batch=8))
+        assert told.count("ds_config.json: gradient_accumulation_steps: 1") == n_told
 
 
 BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -196,6 +196,23 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+@pytest.mark.parametrize(
+    ("described", "where"),
+    [
+        ({"parses_arguments": True, "is_given_words": False}, "the words that ./run.sh starts"),
+        ({"parses_arguments": False}, "TrainingArguments in your code"),
+    ],
+    ids=["a shell script", "code"],
+)
+def test_words_that_do_not_reach_the_script_are_none_of_a_launch_sh(tmp_path, described, where):
+    handout = handed_out(tmp_path, "./run.sh", "trainer", **described)
+    out = exported(handout, tmp_path, "command")
+    assert not (out / "launch.sh").exists()
+    text = (out / "README.md").read_text()
+    assert f"| `{where}" in text
+    assert "per_device_train_batch_size` | `8` |" in text
+
+
 def test_without_a_launch_sh_the_readme_has_what_the_command_can_bring(tmp_path: Path) -> None:
     """It once left out a file that the command names, where the code had to change too."""
     config = str(tmp_path / "ds.json")
@@ -306,6 +323,23 @@ def test_a_file_of_arguments_that_a_script_reads_is_edited(tmp_path: Path) -> No
     written = yaml.safe_load((out / "args.yaml").read_text())
     assert (written["per_device_train_batch_size"], written["d_model"]) == (8, 64)
     assert written["deepspeed"] == str(out / "ds_config.json")
+    assert started(out) == f"torchrun run.py {out}/args.yaml"
+
+
+def test_a_file_of_arguments_with_a_section_for_deepspeed_has_both_edits(tmp_path: Path) -> None:
+    """What Trainer fills in from its arguments stays "auto"."""
+    section = "{zero_optimization: {stage: 2}, train_micro_batch_size_per_gpu: auto}"
+    given = f"per_device_train_batch_size: 4\ndeepspeed: {section}\n"
+    source = {"file": str(tmp_path / "args.yaml"), "at": ["deepspeed"], "is_whole": True}
+    source |= {"same": ["zero_optimization.stage"], "other": [], "sections": ["zero_optimization"]}
+    handout = handed_out(
+        *(tmp_path, "torchrun run.py args.yaml", "trainer", {"args.yaml": given}),
+        sources=[source],
+    )
+    handout = dataclasses.replace(handout, carried=("zero_optimization.stage",))
+    out = exported(handout, tmp_path, "command")
+    edited = given.replace("size: 4", "size: 8").replace("stage: 2", "stage: 1")
+    assert (out / "args.yaml").read_text().startswith(edited)
     assert started(out) == f"torchrun run.py {out}/args.yaml"
 
 

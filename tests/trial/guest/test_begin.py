@@ -18,6 +18,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
+from autotune.trial import prebuilt
 from autotune.trial.guest.begin import (
     GUEST_ENV,
     OWNER_FILE,
@@ -153,18 +154,28 @@ def test_launchers_are_no_ranks(folder: Path, given: Mapping[str, str]) -> None:
 
 
 def test_a_process_without_a_number_is_a_rank_once_it_trains(folder: Path, tmp_path: Path) -> None:
-    """Not when it imports DeepSpeed, which launchers do: when it makes an engine."""
+    """Not when it imports DeepSpeed, which launchers do: when it makes an engine.
+
+    Ranks may meet before, by an extension: that is loaded as it was built.
+    """
     (tmp_path / "deepspeed.py").write_text("def initialize(): return 'made'\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "utils.py").write_text("class cpp_extension:\n  load = lambda: None\n")
+    built = {"prefix": sys.prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
     code = (
         "import os, sys, deepspeed\n"
+        "from torch.utils import cpp_extension\n"
+        "print(os.environ['TORCH_EXTENSIONS_DIR'], cpp_extension.load.__module__)\n"
         f"print(sorted(os.listdir({str(folder / RANKS_DIR)!r})))\n"
         "begin = sys.modules['_autotune_in_rank.trial.guest.begin']\n"
         "begin._be_rank = lambda folder, rank: print('rank', rank)\n"
         "os.environ['RANK'] = '5'\n"
         "print(deepspeed.initialize(), deepspeed.initialize())\n"
     )
-    ran = python(code, folder=folder, path=str(tmp_path))
-    assert ran.stdout.splitlines() == ["['reached']", "rank 5", "made made"], ran.stderr
+    ran = python(code, folder=folder, path=str(tmp_path), **{BUILT_ENV: json.dumps(built)})
+    loads, *rest = ran.stdout.splitlines()
+    assert loads == "/built _autotune_in_rank.trial.prebuilt", ran.stderr
+    assert rest == ["['reached']", "rank 5", "made made"], ran.stderr
     assert owners(folder) == ["05.owner"]
 
 
@@ -193,12 +204,13 @@ def test_deepspeed_s_launcher_gets_its_port_where_it_names_none() -> None:
 def test_what_is_built_serves_the_python_that_it_was_built_for(
     monkeypatch: pytest.MonkeyPatch, is_ours: bool
 ) -> None:
-    from autotune.trial.guest import rank
-
     prefix = sys.prefix if is_ours else "/another"
     built = {"prefix": prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
     monkeypatch.setenv(BUILT_ENV, json.dumps(built))
-    assert rank._built_variables() == (built["variables"] if is_ours else {})
+    monkeypatch.setattr(prebuilt, "load_as_built", lambda: None)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/own")
+    prebuilt.use_built()
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == ("/built" if is_ours else "/own")
 
 
 @pytest.mark.parametrize(

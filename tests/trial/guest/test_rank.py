@@ -1,7 +1,9 @@
 """What a rank of a user's script notes of how the script builds its model."""
 
 import importlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,10 +11,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from autotune.trial.engines.deepspeed import SEGMENTS
+from autotune.trial.guest import reading
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
     _RECOMPUTING,
     Guest,
+    _ends_with,
     _fills_training_arguments,
     _is_partitioned,
 )
@@ -89,6 +94,45 @@ def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
     """`--per_device_train_batch_size 8` would end the script."""
     assert not _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments]))
     assert _fills_training_arguments(SimpleNamespace(dataclass_types=[ScriptArguments, Training]))
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "is_given"),
+    [
+        ("torchrun train.py --bs 4", "train.py --bs 4", True),
+        ("deepspeed train.py --bs 4", "train.py --local_rank=1 --bs 4", True),
+        ("torchrun train.py", "train.py", True),
+        ("sh run.sh", "train.py --bs 4", False),
+        ("sh run.sh --bs 4", "train.py --lr 1 --bs 4", False),
+        ("make train", "train.py", False),
+    ],
+)
+def test_words_that_something_between_gives_a_script_are_none_of_the_command(
+    command: str, argv: str, is_given: bool
+) -> None:
+    assert _ends_with(command.split(), argv.split()) == is_given
+
+
+def test_a_file_that_the_command_writes_is_not_the_user_s(tmp_path, monkeypatch):
+    path = tmp_path / "ds.json"
+    path.write_text("{}")
+    for began_s, is_written in ((path.stat().st_ctime - 1, True), (path.stat().st_ctime, False)):
+        monkeypatch.setattr(reading, "_began_s", began_s)
+        found = reading.file_of_user(str(path))
+        assert [name for name in found if found[name]] == [
+            "written_config" if is_written else "config_file"
+        ]
+
+
+def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", f"own{os.getpid()}")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    meeting = SEGMENTS.format(user=os.getuid(), address="127.0.0.1")
+    left = Path("/dev/shm", f"{meeting}own{os.getpid()}_1")
+    left.touch()
+    Guest.__new__(Guest).on_step()
+    assert not left.exists()
 
 
 def test_a_loader_tells_the_samples_of_its_batches() -> None:
