@@ -67,7 +67,7 @@ def settings_files(
     consumer, to = CONSUMERS[name], f"--to {name}"
     run = run_of(handout)
     found = dict(consumer["defaults"])
-    arguments = {
+    arguments: dict[str, Any] = {
         "accelerator": handout.environment.accelerator,
         "precision": handout.job.precision,
         **run.layout,

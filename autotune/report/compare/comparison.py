@@ -5,6 +5,7 @@ the final comparison of one study interleaves what it compares.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -78,16 +79,24 @@ def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
 
 
 def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
-    """Which kind is best by a figure, by how much, and whether the intervals say so."""
+    """Which kind is best by a figure, by how much, and whether its interval is above 1.
+
+    The errors of two studies add up in squares, as of any ratio of independent figures.
+    """
     bests: dict[str, KindFigures] = {}
     for kind in _ordered(kinds, of):  # of several studies of a kind, the best stands for it
         bests.setdefault(kind.device_name, kind)
     best, second = list(bests.values())[:2]
+    ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
+    error = math.hypot(
+        math.log(best.samples_per_s / best.samples_per_s_low),
+        math.log(second.samples_per_s_high / second.samples_per_s),
+    )
     return {
         "best": best,
         "second": second,
-        "ratio": of(best, best.samples_per_s) / of(second, second.samples_per_s),
-        "is_proven": of(best, best.samples_per_s_low) > of(second, second.samples_per_s_high),
+        "ratio": ratio,
+        "is_proven": math.log(ratio) > error,
     }
 
 
