@@ -17,7 +17,7 @@ from autotune.cost.row_choices import (
     recomputed_modules,
     setting_columns,
 )
-from autotune.cost.row_model import read_model
+from autotune.cost.row_model import count_params, read_model
 from autotune.cost.traits import ASSUMED, FRAMEWORKS, GROWING_SEGMENTS, PURE_16_BIT, Meter, Traits
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
@@ -49,6 +49,7 @@ METERS: Mapping[str, Meter] = {
 """Words of the column `memory_meter`: what nvidia-smi shows, what torch's allocator has reserved,
 and what it has handed out of that."""
 _ALLOCATORS = ("default", "expandable_segments")
+_STATES_BYTES = 16.0
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
@@ -100,7 +101,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(cells, precision, traits),
-        **_zero(cells, traits, layout, precision),
+        **_zero(cells, traits, layout, precision, _held_share(cells, model, layout, accelerator)),
         **_recompute_and_offload(cells, traits),
     }
     if layout["tp"] > 1 and traits.parallel_logit_bytes:
@@ -367,12 +368,21 @@ def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
 
 
 def _zero(
-    cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str
+    cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str, held_share: float
 ) -> dict[str, float]:
+    """Columns of the stage.
+
+    A run of DeepSpeed that names none, although a device holds but a share of its states, has
+    the first stage by which they fit.
+    """
     stage = cells.within("zero_stage", 0, 3)
     if stage is None:
-        stage = float(traits.zero_stage)
-        cells.assume("zero_stage", stage, f"as {traits.name}")
+        stage, why = float(traits.zero_stage), f"as {traits.name}"
+        if "cuts_by_rank" in traits.columns and layout["pp"] == 1 and held_share < 1:
+            shared = ((1, 0.25), (2, 0.125), (3, 0.0))
+            fits = (s for s, whole in shared if whole + (1 - whole) / layout["dp"] <= held_share)
+            stage, why = float(next(fits, 3)), "the first by which all states fit"
+        cells.assume("zero_stage", stage, why)
     elif stage != int(stage):
         raise cells.wrong("zero_stage", "is not 0, 1, 2 or 3")
     ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
@@ -388,6 +398,23 @@ def _zero(
         overlaps = 1.0 if precision != "fp16" else traits.fp16_columns.get("overlap_gather", 1.0)
         columns["overlap_reduce"] = columns["overlap_gather"] = overlaps
     return columns
+
+
+def _held_share(
+    cells: Cells,
+    model: Mapping[str, float],
+    layout: Mapping[str, float],
+    accelerator: Accelerator,
+) -> float:
+    """Share of a rank's states in mixed precision for which a device has room without ZeRO.
+
+    2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter; adapters alone and
+    states on the host count as none.
+    """
+    on_host = cells.text("offload") not in ("", "none")
+    is_small = on_host or cells.text("task") in ("lora", "qlora")
+    states_bytes = _STATES_BYTES * count_params(model) / (layout["tp"] * layout["pp"])
+    return math.inf if is_small else accelerator.memory_bytes / states_bytes
 
 
 def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:

@@ -33,6 +33,8 @@ from autotune.space.knobs import changing_knobs, describe_settings
 from autotune.space.ranks import describe_ranks, machine_places
 from autotune.space.rule import Violation
 
+_NARROW = {1.0: "fp8", 0.5: "fp4"}
+"""Bytes of an input of matrix products -> their precision, where it is not the job's."""
 _PARTS = json.loads(resources.files("autotune.cost").joinpath("parts.json").read_bytes())
 _TIME_PARTS: dict[str, str] = _PARTS["time"]
 MEMORY_PARTS: dict[str, str] = _PARTS["memory"]
@@ -341,7 +343,9 @@ def figures_as_dict(
     job, step_time_s = outlook.job, float(prediction.step_time_s[index])
     attended = attended_tokens(job.lengths.as_spec(), job.global_batch, job.seq_len)
     flops = train_flops_per_token(job.model.shape, attended) * job.tokens_per_batch / job.world
-    peak_flops = peak_flops_of(job.precision, outlook.environment)
+    input_bytes = np.broadcast_to(prediction.plans.product_input_bytes, len(prediction.plans))
+    precision = _NARROW.get(float(input_bytes[index]), job.precision)
+    peak_flops = peak_flops_of(precision, outlook.environment)
     low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
     return {
         "pred_step_time_s": step_time_s,
@@ -350,6 +354,7 @@ def figures_as_dict(
         "pred_samples_per_s": job.global_batch / step_time_s,
         "pred_tokens_per_s_per_gpu": job.tokens_per_batch / step_time_s / job.world,
         "pred_tflops_per_gpu": flops / step_time_s / 1e12,
+        "pred_mfu_precision": peak_flops and precision,
         "pred_mfu": peak_flops and flops / step_time_s / peak_flops,
         "pred_mfu_low": peak_flops and flops / high_s / peak_flops,
         "pred_mfu_high": peak_flops and flops / low_s / peak_flops,
