@@ -120,6 +120,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     if columns["zero_stage"] < 1:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
     if columns["zero_stage"] == 3:
+        columns |= traits.stage_3_columns
         columns["accumulate_bytes"] = columns.get("cuts_by_rank", 0.0) * _STAGE_3_COPIES
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
