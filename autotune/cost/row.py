@@ -49,7 +49,6 @@ METERS: Mapping[str, Meter] = {
 """Words of the column `memory_meter`: what nvidia-smi shows, what torch's allocator has reserved,
 and what it has handed out of that."""
 _ALLOCATORS = ("default", "expandable_segments")
-_STATES_BYTES = 16.0
 _STAGE_3_COPIES = 8.0
 """Bytes that stage 3 moves per 16-bit gradient: into its bucket, and there to divide it. Source:
 DeepSpeed, runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py."""
@@ -101,9 +100,9 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(cells, precision, traits),
-        **_zero(cells, traits, layout, precision, _held_share(cells, model, layout, accelerator)),
         **_recompute_and_offload(cells, traits),
     }
+    columns |= _zero(cells, traits, columns, precision)
     if layout["tp"] > 1 and traits.parallel_logit_bytes:
         columns["logit_bytes"] = traits.parallel_logit_bytes
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
@@ -369,53 +368,43 @@ def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
 
 
 def _zero(
-    cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str, held_share: float
+    cells: Cells, traits: Traits, columns: Mapping[str, float], precision: str
 ) -> dict[str, float]:
-    """Columns of the stage.
-
-    A run of DeepSpeed that names none, although a device holds but a share of its states, has
-    the first stage by which they fit.
-    """
     stage = cells.within("zero_stage", 0, 3)
     if stage is None:
-        stage, why = float(traits.zero_stage), f"as {traits.name}"
-        if "cuts_by_rank" in traits.columns and layout["pp"] == 1 and held_share < 1:
-            shared = ((1, 0.25), (2, 0.125), (3, 0.0))
-            fits = (s for s, whole in shared if whole + (1 - whole) / layout["dp"] <= held_share)
-            stage, why = float(next(fits, 3)), "the first by which all states fit"
+        stage, why = _usual_stage(cells, traits, columns)
         cells.assume("zero_stage", stage, why)
     elif stage != int(stage):
         raise cells.wrong("zero_stage", "is not 0, 1, 2 or 3")
-    ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
+    ranks = columns["dp"] * columns["cp"] * columns["ulysses"]
     group = cells.within("shard_group", 0, _MAX_DEVICES) or 0.0
     if group and ranks % group:
         raise RowError(f"shard_group={group:g}: groups of that many do not tile {ranks:g} ranks")
-    columns = {"zero_stage": stage}
+    found = {"zero_stage": stage}
     if stage >= 2:
-        columns["reduces_every_micro_batch"] = 1.0
+        found["reduces_every_micro_batch"] = 1.0
     if stage == 3:
         # Stage 3 overlaps by itself; so does the engine that runs it without a pipeline. Not so
         # releases of 2021, which runs of plain DeepSpeed in fp16 are taken for.
         overlaps = 1.0 if precision != "fp16" else traits.fp16_columns.get("overlap_gather", 1.0)
-        columns["overlap_reduce"] = columns["overlap_gather"] = overlaps
-    return columns
+        found["overlap_reduce"] = found["overlap_gather"] = overlaps
+    return found
 
 
-def _held_share(
-    cells: Cells,
-    model: Mapping[str, float],
-    layout: Mapping[str, float],
-    accelerator: Accelerator,
-) -> float:
-    """Share of a rank's states in mixed precision for which a device has room without ZeRO.
+def _usual_stage(cells: Cells, traits: Traits, columns: Mapping[str, float]) -> tuple[float, str]:
+    """Stage where a row names none, and why: of DeepSpeed the first by which the states fit.
 
-    2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter; adapters alone and
-    states on the host count as none.
+    They are 2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter. Adapters and
+    states on the host take less, and a pipeline shards no gradients.
     """
-    on_host = cells.text("offload") not in ("", "none")
-    is_small = on_host or cells.text("task") in ("lora", "qlora")
-    states_bytes = _STATES_BYTES * count_params(model) / (layout["tp"] * layout["pp"])
-    return math.inf if is_small else accelerator.memory_bytes / states_bytes
+    states_bytes = 16.0 * count_params(columns) / columns["tp"]
+    held = columns["memory_bytes"] / states_bytes
+    is_less = cells.text("task") in ("lora", "qlora") or columns.get("optimizer_tier", 0) > 0
+    if held >= 1 or is_less or columns["pp"] > 1 or "cuts_by_rank" not in traits.columns:
+        return float(traits.zero_stage), f"as {traits.name}"
+    whole = {1: 4 / 16, 2: 2 / 16}
+    fits = (stage for stage, part in whole.items() if part + (1 - part) / columns["dp"] <= held)
+    return float(next(fits, 3)), "the first by which all states fit"
 
 
 def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:
