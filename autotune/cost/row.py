@@ -394,11 +394,12 @@ def _zero(
 def _usual_stage(cells: Cells, traits: Traits, columns: Mapping[str, float]) -> tuple[float, str]:
     """Stage where a row names none, and why: of DeepSpeed the first by which the states fit.
 
-    They are 2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter. Adapters and
-    states on the host take less, and a pipeline shards no gradients.
+    They are 2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter, in three
+    quarters of the memory. Adapters and states on the host take less, and a pipeline shards no
+    gradients.
     """
     states_bytes = 16.0 * count_params(columns) / columns["tp"]
-    held = columns["memory_bytes"] / states_bytes
+    held = 0.75 * columns["memory_bytes"] / states_bytes
     is_less = cells.text("task") in ("lora", "qlora") or columns.get("optimizer_tier", 0) > 0
     if held >= 1 or is_less or columns["pp"] > 1 or "cuts_by_rank" not in traits.columns:
         return float(traits.zero_stage), f"as {traits.name}"

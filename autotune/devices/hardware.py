@@ -181,11 +181,10 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
     return "cpu", []
 
 
-def peak_flops(device_name: str, narrow: str = "") -> float | None:
+def peak_flops(device_name: str) -> float | None:
     """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
 
-    With `narrow` that in `fp8` or `fp4`. None: a device that is not in the table or has no such
-    products, or a slice of one (MIG).
+    None: a device that is not in the table, or a slice of one (MIG).
     """
     from autotune.devices import accelerators  # its table is checked by pydantic
 
@@ -193,7 +192,7 @@ def peak_flops(device_name: str, narrow: str = "") -> float | None:
         peaks = accelerators.find_accelerator(device_name).peak_flops
     except FleetError:
         return None
-    return peaks.get(narrow) if narrow else peaks.get("bf16", peaks.get("fp16"))
+    return peaks.get("bf16", peaks.get("fp16"))
 
 
 def visible_gpus() -> list[Gpu]:

@@ -19,7 +19,7 @@ from autotune.base.files import write_whole, writing
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
 from autotune.contract import TrialResult, TrialSpec
-from autotune.devices.hardware import Environment, peak_flops
+from autotune.devices.hardware import Environment
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
@@ -225,14 +225,9 @@ def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
 
 
 def peak_flops_of(precision: str, environment: Environment | None) -> float | None:
-    """FLOP/s of one device, dense, that MFU is a share of; None where that is not known.
-
-    It is the peak at the precision that the layers' products run in, so no MFU passes 1.
-    """
+    """FLOP/s of one device, dense, that MFU is a share of; None where that is not known."""
     if environment is None or precision == "fp32":
         return None
-    if precision in ("fp8", "fp4"):
-        return peak_flops(environment.device_name, precision)
     return environment.peak_flops or None
 
 
@@ -331,9 +326,9 @@ def _throughput_cells(
         return cells
     flops_per_s = train_flops_per_token(shape, attended) * tokens_per_s / spec.layout.world
     cells["tflops_per_device"] = flops_per_s / 1e12
-    peak = peak_flops_of(spec.workload.precision, environment)
-    if peak is not None:
-        cells["mfu"] = flops_per_s / peak
+    peak_flops = peak_flops_of(spec.workload.precision, environment)
+    if peak_flops is not None:
+        cells["mfu"] = flops_per_s / peak_flops
     return cells
 
 
