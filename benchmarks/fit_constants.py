@@ -84,6 +84,13 @@ _MOST_ROWS = 150
 """Rows of a source and device that are looked at; more say little, and take their time."""
 _SHARE_SIGMA = 0.12
 """How far a device is from an A100, known before any run: of the logarithm."""
+_OF_REFERENCE = "A100"
+_SAME_CHIP = {
+    **dict.fromkeys(("A100-40GB", "A100-80GB", "A100-PCIe", "A800"), _OF_REFERENCE),
+    **dict.fromkeys(("H200", "H800", "GH200"), "H100"),
+}
+"""Accelerator -> another one with the same chip and power, so with the same share: a handful of
+runs on an H200 are no evidence that its tensor cores are slower than those of an H100."""
 
 
 def fitted_sources() -> list[str]:
@@ -117,8 +124,8 @@ def fit_time(runs: Runs) -> Fitted:
     ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads & ~runs.host_bound
     ran = runs.part(ran)
     ran = ran.thinned(_MOST_ROWS)
-    names = _kinds(ran)
-    of_devices = sorted({name for name in names.tolist() if not name.startswith("A100")})
+    names = _chips(ran)
+    of_devices = sorted(set(names.tolist()) - {_OF_REFERENCE})
     kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
     fitted, shares = calibrate_with_shares(
         ran.plans,
@@ -177,7 +184,7 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
         part = runs.part(here)
         is_fitted = bool(fitted_on[here].any())
         fitted = fit(runs.part(fitted_on & ~here)) if is_fitted else of_all
-        kinds = _kinds(part)
+        kinds = _chips(part)
         # A device that no other source has counts as an A100 does.
         held = _with_shares(part, kinds, fitted.shares)
         predicted.append(predict(held.plans, fitted.constants))
@@ -185,9 +192,10 @@ def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
     return LeftOut(predicted=tuple(predicted), rows=tuple(rows))
 
 
-def _kinds(runs: Runs) -> NDArray[np.str_]:
-    """The entry of the table of accelerators that each row is of."""
-    return np.array([accelerator.name for accelerator in runs.accelerators])
+def _chips(runs: Runs) -> NDArray[np.str_]:
+    """The entry of the table of accelerators whose share each row has."""
+    names = [accelerator.name for accelerator in runs.accelerators]
+    return np.array([_SAME_CHIP.get(name, name) for name in names])
 
 
 def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
@@ -212,8 +220,9 @@ def write_shares(shares: dict[str, float], path: Path) -> None:
         if line.startswith("    sustained_share:"):
             continue
         lines.append(line)
-        if line.startswith("    achieved_tflops:") and shares.get(name, 1.0) != 1.0:
-            lines.append(f"    sustained_share: {shares[name]:.3f}")
+        share = shares.get(_SAME_CHIP.get(name, name), 1.0)
+        if line.startswith("    achieved_tflops:") and share != 1.0:
+            lines.append(f"    sustained_share: {share:.3f}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

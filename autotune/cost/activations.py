@@ -231,9 +231,16 @@ def _norm_result_bytes(p: Plans, s: Sizes) -> Column:
 
 
 def _score_bytes(p: Plans) -> Column:
-    """Scores of a token where they are written; with dropout its mask and result as well."""
+    """Scores of a token where they are written; with dropout its mask and result as well.
+
+    Hugging Face's modules of gated models keep the softmax in 32 bits beside its 16-bit copy, but
+    for GPT-OSS, whose experts have biases. Source: transformers, models/llama/modeling_llama.py
+    and models/gpt_oss/modeling_gpt_oss.py (eager_attention_forward).
+    """
     is_written = np.equal(p.flash_attention, 0)
     each_bytes = p.activation_bytes + p.has_dropout * (1.0 + p.activation_bytes)
+    is_cast = p.gated_mlp * (1.0 - p.expert_biases) * np.less(p.activation_bytes, 4)
+    each_bytes = each_bytes + 4.0 * (1.0 - p.fused_kernels) * is_cast
     return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
 
 

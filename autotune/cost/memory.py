@@ -182,7 +182,7 @@ def _stage(
         is_fresh = is_fresh * np.less_equal(p.grad_accum, 1) * np.less_equal(p.pp, 1)
         grads = all_grads * (1.0 - np.maximum(is_fresh, is_handed))
     else:
-        grads = all_grads * traced_grads_share
+        grads = all_grads * traced_grads_share * (1.0 - is_handed)
     updated = np.where(sharded_1, shard, whole) * trained
     kept_share = optimizer_on_device * (1.0 - p.optimizer_host_share)
     optimizer = updated * p.optimizer_bytes * kept_share
@@ -196,7 +196,8 @@ def _stage(
     moves = varying - p.fixed_gather * gathered
     spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share
-    at_step = (all_grads + temporary) * (traced_grads_share is None)
+    # Traced are the moments of a step but one: the end of a backward pass before the last one.
+    at_step = (all_grads + temporary) * (1.0 if traced_grads_share is None else is_handed)
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device

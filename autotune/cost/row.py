@@ -17,7 +17,7 @@ from autotune.cost.row_choices import (
     recomputed_modules,
     setting_columns,
 )
-from autotune.cost.row_model import read_model
+from autotune.cost.row_model import count_params, read_model
 from autotune.cost.traits import ASSUMED, FRAMEWORKS, GROWING_SEGMENTS, PURE_16_BIT, Meter, Traits
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
@@ -100,9 +100,9 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(cells, precision, traits),
-        **_zero(cells, traits, layout, precision),
         **_recompute_and_offload(cells, traits),
     }
+    columns |= _zero(cells, traits, columns, precision)
     if layout["tp"] > 1 and traits.parallel_logit_bytes:
         columns["logit_bytes"] = traits.parallel_logit_bytes
     columns |= choice_columns(cells, columns, is_hopper=is_hopper, traits=traits)
@@ -119,6 +119,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     if columns["zero_stage"] < 1:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
     if columns["zero_stage"] == 3:
+        columns |= traits.stage_3_columns
         columns["accumulate_bytes"] = columns.get("cuts_by_rank", 0.0) * _STAGE_3_COPIES
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
@@ -367,27 +368,44 @@ def _dtypes(cells: Cells, precision: str, traits: Traits) -> dict[str, float]:
 
 
 def _zero(
-    cells: Cells, traits: Traits, layout: Mapping[str, float], precision: str
+    cells: Cells, traits: Traits, columns: Mapping[str, float], precision: str
 ) -> dict[str, float]:
     stage = cells.within("zero_stage", 0, 3)
     if stage is None:
-        stage = float(traits.zero_stage)
-        cells.assume("zero_stage", stage, f"as {traits.name}")
+        stage, why = _usual_stage(cells, traits, columns)
+        cells.assume("zero_stage", stage, why)
     elif stage != int(stage):
         raise cells.wrong("zero_stage", "is not 0, 1, 2 or 3")
-    ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
+    ranks = columns["dp"] * columns["cp"] * columns["ulysses"]
     group = cells.within("shard_group", 0, _MAX_DEVICES) or 0.0
     if group and ranks % group:
         raise RowError(f"shard_group={group:g}: groups of that many do not tile {ranks:g} ranks")
-    columns = {"zero_stage": stage}
+    found = {"zero_stage": stage}
     if stage >= 2:
-        columns["reduces_every_micro_batch"] = 1.0
+        found["reduces_every_micro_batch"] = 1.0
     if stage == 3:
         # Stage 3 overlaps by itself; so does the engine that runs it without a pipeline. Not so
         # releases of 2021, which runs of plain DeepSpeed in fp16 are taken for.
         overlaps = 1.0 if precision != "fp16" else traits.fp16_columns.get("overlap_gather", 1.0)
-        columns["overlap_reduce"] = columns["overlap_gather"] = overlaps
-    return columns
+        found["overlap_reduce"] = found["overlap_gather"] = overlaps
+    return found
+
+
+def _usual_stage(cells: Cells, traits: Traits, columns: Mapping[str, float]) -> tuple[float, str]:
+    """Stage where a row names none, and why: of DeepSpeed the first by which the states fit.
+
+    They are 2 bytes of weights, 2 of gradients and 12 of Adam's for each parameter, in three
+    quarters of the memory. Adapters and states on the host take less, and a pipeline shards no
+    gradients.
+    """
+    states_bytes = 16.0 * count_params(columns) / columns["tp"]
+    held = 0.75 * columns["memory_bytes"] / states_bytes
+    is_less = cells.text("task") in ("lora", "qlora") or columns.get("optimizer_tier", 0) > 0
+    if held >= 1 or is_less or columns["pp"] > 1 or "cuts_by_rank" not in traits.columns:
+        return float(traits.zero_stage), f"as {traits.name}"
+    whole = {1: 4 / 16, 2: 2 / 16}
+    fits = (stage for stage, part in whole.items() if part + (1 - part) / columns["dp"] <= held)
+    return float(next(fits, 3)), "the first by which all states fit"
 
 
 def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:

@@ -33,6 +33,8 @@ class Traits:
     """Columns that differ in fp8 and fp4."""
     mixture_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns of mixtures of experts."""
+    stage_3_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns that differ where parameters are sharded: Megatron's own FSDP has no buckets."""
     attention_on_hopper: float = 0.65
     """Column `attention_speed` on devices that have fp8: FlashAttention-2, torch's own too, does
     not use what Hopper added; Transformer Engine does (1). Source: Shah et al., FlashAttention-3

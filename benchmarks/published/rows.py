@@ -33,6 +33,8 @@ from .words import (
     NUMBERED_STAGE,
     PURE,
     RELEASE_IN_NOTES,
+    REPEATED,
+    STAGE_LAYOUT,
     STAGES,
     TILED_MLP,
     WRITTEN_SCORES,
@@ -126,6 +128,7 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         "gpu_type": re.sub(r"(?<=RTX)(?=[A-Z]?\d)", "-", cells.text("gpu_type")),
         "gpu_mem_gb": _number(cells, "gpu_mem_gb"),
         **{key: _number(cells, key) for key in _NUMBERS},
+        **_layout_chunks(cells),
         **_parallel(cells),
         **_stage(cells),
         "recompute": _recompute(cells),
@@ -159,6 +162,15 @@ def _number(cells: PublishedCells, key: str) -> str:
         return ""
     value = cells.number(key)
     return str(int(value)) if value == int(value) else repr(value)
+
+
+def _layout_chunks(cells: PublishedCells) -> dict[str, str]:
+    """Cell `vp` where the notes have a layout of the stages: its chunks over the stages."""
+    layout = STAGE_LAYOUT.search(cells.text("notes"))
+    if layout is None or cells.is_blank("pp"):
+        return {}
+    chunks = REPEATED.sub(lambda part: part[1] * int(part[2]), layout[1]).count("|") + 1
+    return {"vp": str(chunks // int(cells.count("pp")))}
 
 
 def _framework(cells: PublishedCells) -> str:

@@ -88,6 +88,10 @@ RELEASE_IN_NOTES = re.compile(r"\b(?:nemo|container|nv) ?(\d\d\.\d\d)")
 """A year or a container's release, in `software`; such a release, in `notes`."""
 FREED_GRADS = re.compile(r"(fused into|step in) backward")
 """Words of `optimizer` and `notes`: each gradient is used and freed as soon as it is there."""
+STAGE_LAYOUT = re.compile(r"pipeline-model-parallel-layout=([\w*|()]+)")
+REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,3})")
+"""Words of `notes`: a layout of stages, which `|` parts, as `Et*3|(tt|)*6L`, so that it says how
+many chunks each has."""
 NOTED = (
     (re.compile(r"\bdropout on\b"), {"has_dropout": "1"}),
     (re.compile(r"expandable_segments"), {"allocator": "expandable_segments"}),

@@ -231,8 +231,11 @@ def test_the_host_that_needs_most_counts() -> None:
     assert len(set(predicted.host_memory_bytes)) == 1
 
 
-def test_a_trace_of_what_is_counted_changes_nothing() -> None:
-    p = plans(zero_stage=np.array([2.0]), dp=64.0, flat_buffers=1.0)
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer_tier": float(Tier.CPU), "grad_accum": 4.0}], ids=["device", "host"]
+)
+def test_a_trace_of_what_is_counted_changes_nothing(changes: dict[str, float]) -> None:
+    p = plans(zero_stage=np.array([2.0]), dp=64.0, flat_buffers=1.0, **changes)
     counted = predict(p)
     activations = activations_of(p, sizes_of(p))
     kept = max(float(activations.first_stage_bytes), float(activations.last_stage_bytes))

@@ -1,5 +1,6 @@
 """Tables of runs: one spelling for each value, and an error that says which."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -131,3 +132,21 @@ def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
     fits, *others = predict(rows.plans).peak_memory_bytes / (80 * 2**30)
     assert 0.7 < fits < 1.25
     assert min(others) > 1.3 * fits
+
+
+@cases("newer", "older")
+def test_a_device_with_more_of_the_same_chip_is_never_slower(newer: str, older: str) -> None:
+    names = {accelerator.name: accelerator for accelerator in TABLE}
+    of_one_node = {"n_gpus": "8", "gpus_per_node": "8", "interconnect": "8x400Gb", "dp": ""}
+    for layout in cases.data["LAYOUTS"]:
+        cells = {**of_one_node, "tp": "1", "pp": "1", **layout}
+        memory = [f"{names[name].memory_bytes / 2**30:g}" for name in (newer, older)]
+        kinds = [re.sub(r"-\d+GB$", "", name) for name in (newer, older)]
+        rows = [
+            row(**cells, gpu_type=kind, gpu_mem_gb=gib)
+            for kind, gib in zip(kinds, memory, strict=True)
+        ]
+        read = rows_to_plans(rows, TABLE)
+        assert read.plans is not None, read.reasons
+        faster_s, slower_s = predict(read.plans).step_time_s
+        assert faster_s <= slower_s * (1 + 1e-9), layout

@@ -3,8 +3,8 @@
 The ladder that a search climbs for its baseline: what NVIDIA publishes as a rule of thumb.
 
 Data parallelism with the distributed optimizer as far as memory allows, then experts spread over
-the domain that is joined without the network, then tensor parallelism inside of it, then
-pipelines; recomputation only where nothing runs without it.
+the domain that is joined without the network, then tensor parallelism as far as both fit into it,
+then pipelines, then more of it; recomputation only where nothing runs without it.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing a parallelism.
 """
@@ -172,10 +172,7 @@ def ladder(task: LayoutTask) -> Iterator[list[Candidate]]:
             replicas = task.world // (split["tp"] * split["pp"])
             share, rest = divmod(task.global_batch, replicas)
             sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
-            yield [
-                _rung(task, split, recompute=recompute, micro_batch=size, dp=replicas)
-                for size in sizes
-            ]
+            yield [_rung(task, split, recompute, size) for size in sizes]
 
 
 def _splits(task: LayoutTask) -> list[dict[str, int]]:
@@ -183,25 +180,26 @@ def _splits(task: LayoutTask) -> list[dict[str, int]]:
     powers = [2**k for k in range(task.world.bit_length()) if task.world % 2**k == 0]
     within = [degree for degree in powers if degree <= task.domain]
     spread = [ep for ep in within if max(1, task.n_experts) % ep == 0]
-    tp, ep = within[-1], spread[-1]
-    return [
-        *({"tp": 1, "pp": 1, "ep": degree} for degree in spread),
-        *({"tp": degree, "pp": 1, "ep": ep} for degree in within[1:]),
-        *({"tp": tp, "pp": pp, "ep": ep} for pp in powers[1:] if task.world % (tp * pp) == 0),
-    ]
+    n_near = sum(tp * spread[-1] <= task.domain for tp in within)
+    splits = [{"tp": 1, "pp": 1, "ep": ep} for ep in spread[:-1]]
+    for degrees in filter(None, (within[:n_near], within[n_near:])):
+        deep = (pp for pp in powers[1:] if degrees[-1] * pp <= powers[-1])
+        pairs = [*((tp, 1) for tp in degrees), *((degrees[-1], pp) for pp in deep)]
+        splits += [{"tp": tp, "pp": pp, "ep": spread[-1]} for tp, pp in pairs]
+    return splits
 
 
-def _rung(
-    task: LayoutTask, split: dict[str, int], *, recompute: str, micro_batch: int, dp: int
-) -> Candidate:
+def _rung(task: LayoutTask, split: dict[str, int], recompute: str, micro_batch: int) -> Candidate:
     has_tp = split["tp"] > 1
     chosen = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | {
         **split,
         "micro_batch": micro_batch,
         "recompute": recompute,
         "sequence_parallel": has_tp and not task.has_torch_norms,
-        "distributed_optimizer": dp > 1,
+        "distributed_optimizer": split["tp"] * split["pp"] < task.world,
     }
+    if task.n_layers % split["pp"]:
+        chosen["stages"] = "balanced"
     if has_tp and split["ep"] > 1:
         chosen["etp"] = 1  # experts are spread, not split
     return Candidate.of(chosen, world=task.world, global_batch=task.global_batch)

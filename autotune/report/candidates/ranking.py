@@ -12,6 +12,7 @@ from rich.console import Console
 
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
+from autotune.cost.problem import accelerator_of
 from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
@@ -329,10 +330,8 @@ def _parts(side: object, names: Mapping[str, str], total: float) -> dict[str, fl
     """The parts, which add up to the figure as trials have corrected it."""
     known = {words: float(getattr(side, name)[0]) for name, words in names.items()}
     scale = total / sum(known.values())
-    found = {words: part * scale for words, part in known.items()}
-    return {
-        words: found[words] for words in sorted(found, key=lambda w: -found[w]) if found[words] > 0
-    }
+    largest_first = sorted(known, key=lambda words: -known[words])
+    return {words: known[words] * scale for words in largest_first if known[words] > 0}
 
 
 def figures_as_dict(
@@ -342,7 +341,11 @@ def figures_as_dict(
     job, step_time_s = outlook.job, float(prediction.step_time_s[index])
     attended = attended_tokens(job.lengths.as_spec(), job.global_batch, job.seq_len)
     flops = train_flops_per_token(job.model.shape, attended) * job.tokens_per_batch / job.world
-    peak_flops = peak_flops_of(job.precision, outlook.environment)
+    input_bytes = float(np.resize(prediction.plans.product_input_bytes, index + 1)[index])
+    precision = {1.0: "fp8", 0.5: "fp4"}.get(input_bytes, job.precision)
+    peaks = accelerator_of(outlook.environment, outlook.table).peak_flops
+    usual = peak_flops_of(job.precision, outlook.environment)
+    peak_flops = usual if precision == job.precision else peaks.get(precision)
     low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
     return {
         "pred_step_time_s": step_time_s,
@@ -351,6 +354,7 @@ def figures_as_dict(
         "pred_samples_per_s": job.global_batch / step_time_s,
         "pred_tokens_per_s_per_gpu": job.tokens_per_batch / step_time_s / job.world,
         "pred_tflops_per_gpu": flops / step_time_s / 1e12,
+        "pred_mfu_precision": peak_flops and precision,
         "pred_mfu": peak_flops and flops / step_time_s / peak_flops,
         "pred_mfu_low": peak_flops and flops / high_s / peak_flops,
         "pred_mfu_high": peak_flops and flops / low_s / peak_flops,
