@@ -60,6 +60,8 @@ class Variant:
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
+    price_per_billion_tokens: float | None
+    """Of the best there; None: the price of such an accelerator is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,8 +77,6 @@ class Ranking:
     on_front: frozenset[int]
     """Indices of those that no other beats in time and memory both."""
     min_fit: float
-    price_per_hour: float | None
-    """Price of one accelerator."""
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
@@ -169,7 +169,6 @@ def rank_lattice(
     outlook: Outlook,
     *,
     min_fit: float = MIN_FIT,
-    price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
     top: int = TOP,
 ) -> Ranking:
@@ -193,7 +192,6 @@ def rank_lattice(
         choices=choices,
         on_front=_front(found, choices, min_fit),
         min_fit=min_fit,
-        price_per_hour=price_per_hour,
         reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
@@ -376,6 +374,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         fit_probability=float(found.fit_probability[first]),
         same_step_time_s=float(found.step_time_s[best]),
         same_fit_probability=float(found.fit_probability[best]),
+        price_per_billion_tokens=other.token_price(float(found.step_time_s[first])),
     )
 
 
@@ -391,7 +390,8 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
 def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
     environment = described(wishes, outlook.table, where=where)
-    return dataclasses.replace(outlook, wishes=wishes, environment=environment)
+    price = outlook.price if "=" in str(outlook.price) else None  # one for all is this fleet's
+    return dataclasses.replace(outlook, wishes=wishes, environment=environment, price=price)
 
 
 def _with_topology(key: str) -> Callable[[Outlook, str, str], Outlook]:
