@@ -70,7 +70,9 @@ def run_of(handout: Handout, release: str = "") -> MegatronRun:
     """
     job, task = handout.job, task_of(handout.job, handout.environment)
     row = rows_of(task, [handout.candidate]).row(0)
-    layout = layout_arguments(row, job, release=release) | expert_kernels(handout.environment, job.model)
+    layout = layout_arguments(row, job, release=release) | expert_kernels(
+        handout.environment, job.model
+    )
     model = {
         name: value
         for name, value in model_arguments(job.model, job.seq_len).items()

@@ -61,7 +61,7 @@ class Variant:
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
     price_per_billion_tokens: float | None
-    """Of the best there; None: the price of such an accelerator is not known."""
+    """Price of the best there; None: that of such an accelerator is not given."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
