@@ -71,6 +71,7 @@ def open_outlook(
         lattice=lattice,
         lessons=lessons,
         command="" if is_call() else _search_command(job_file, flags),
+        price=given_keys(job_file, flags).get("price"),
     )
 
 

@@ -192,8 +192,9 @@ def typed_seconds(duration_s: float) -> str:
 
 
 def typed_bytes(size_bytes: float) -> str:
-    """A size as a flag takes it, rounded up to hundredths of a GiB: `24.05GiB`."""
-    return f"{math.ceil(100 * size_bytes / 2**30) / 100:.2f}GiB"
+    """A size as a flag takes it, rounded up to hundredths: `24.05GiB`, `9.77TiB`."""
+    unit, unit_bytes = ("TiB", 2**40) if size_bytes >= 2**40 else ("GiB", 2**30)
+    return f"{math.ceil(100 * size_bytes / unit_bytes) / 100:.2f}{unit}"
 
 
 def _parse(text: str, units: Mapping[str, float], where: str, problem: str, how: str) -> float:

@@ -62,15 +62,17 @@ class MegatronRun:
     """Token ids, before any padding."""
 
 
-def run_of(handout: Handout) -> MegatronRun:
-    """A handout's layout and arguments.
+def run_of(handout: Handout, release: str = "") -> MegatronRun:
+    """A handout's layout and arguments, for a release of Megatron Core; empty: for any.
 
     Raises:
         JobError: Megatron's GPT model cannot be the job's model.
     """
     job, task = handout.job, task_of(handout.job, handout.environment)
     row = rows_of(task, [handout.candidate]).row(0)
-    layout = layout_arguments(row, job) | expert_kernels(handout.environment, job.model)
+    layout = layout_arguments(row, job, release=release) | expert_kernels(
+        handout.environment, job.model
+    )
     model = {
         name: value
         for name, value in model_arguments(job.model, job.seq_len).items()
@@ -152,7 +154,6 @@ def megatron_readme(
     fused = run.task.fused_attention
     values = {
         **run.row,
-        "device": handout.environment.device_name,
         "is_predicted": handout.figures is None,
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
         "padded_to": PADDED_TO,

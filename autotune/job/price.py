@@ -25,7 +25,7 @@ def price_for(text: str, device_name: str, *, where: str) -> float | None:
             prices[words.strip().casefold()] = float(number)
         except ValueError:
             prices[""] = 0.0
-    if "" in prices:
+    if "" in prices or not all(price > 0 for price in prices.values()):
         raise JobError(
             f"{where}: {text!r} is no price",
             "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",

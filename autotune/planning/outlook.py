@@ -22,6 +22,7 @@ from autotune.devices.accelerators import Accelerator, accelerators_with, named_
 from autotune.devices.hardware import HOST_SHARE, Environment, usable_memory_bytes
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE, Job
+from autotune.job.price import price_for
 from autotune.planning.lattice import Lattice
 from autotune.planning.learned import Learned, learned_from
 from autotune.space.candidate import Candidate
@@ -92,11 +93,27 @@ class Outlook:
     """What trials on this machine taught; those on the same devices correct the predictions."""
     command: str = ""
     """The command that searches the job by trials, before its space; empty: nobody typed one."""
+    price: str | float | None = None
+    """Price of one accelerator for an hour, as it was given: of this fleet, or by kind."""
 
     @cached_property
     def engine(self) -> Engine:
         """The job's engine on this outlook's own fleet: that of a what-if has its devices."""
         return bind_engine(self.job, self.environment)
+
+    @cached_property
+    def price_per_hour(self) -> float | None:
+        """Price of one accelerator of this fleet; None: nobody gave it."""
+        if self.price is None:
+            return None
+        return price_for(str(self.price), self.environment.device_name, where=flag("price"))
+
+    def token_price(self, step_time_s: float) -> float | None:
+        """Price of 1e9 tokens at a step time, in the unit of the given price."""
+        if self.price_per_hour is None:
+            return None
+        hours = 1e9 / self.job.tokens_per_batch * step_time_s * self.job.world / 3600
+        return hours * self.price_per_hour
 
     @property
     def home(self) -> str:

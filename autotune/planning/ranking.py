@@ -61,6 +61,8 @@ class Variant:
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
+    price_per_billion_tokens: float | None
+    """Price of the best there; None: that of such an accelerator is not given."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,8 +79,6 @@ class Ranking:
     """Indices of those that no other beats in time and memory both."""
     is_bold: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
-    price_per_hour: float | None
-    """Price of one accelerator."""
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
@@ -176,7 +176,6 @@ def rank_lattice(
     outlook: Outlook,
     *,
     min_fit: float | None = None,
-    price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
     top: int = TOP,
 ) -> Ranking:
@@ -201,7 +200,6 @@ def rank_lattice(
         choices=choices,
         on_front=_front(found, choices, min_fit),
         is_bold=is_bold,
-        price_per_hour=price_per_hour,
         reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
@@ -388,6 +386,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
         fit_probability=float(found.fit_probability[first]),
         same_step_time_s=float(found.step_time_s[best]),
         same_fit_probability=float(found.fit_probability[best]),
+        price_per_billion_tokens=other.token_price(float(found.step_time_s[first])),
     )
 
 
@@ -403,7 +402,8 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
 def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
     environment = described(wishes, outlook.table, where=where)
-    return dataclasses.replace(outlook, wishes=wishes, environment=environment)
+    price = outlook.price if "=" in str(outlook.price) else None  # one for all is this fleet's
+    return dataclasses.replace(outlook, wishes=wishes, environment=environment, price=price)
 
 
 def _with_topology(key: str) -> Callable[[Outlook, str, str], Outlook]:

@@ -92,7 +92,7 @@ def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
         if not is_tried(context.knobs[name], value, context.accelerator, runs)
     ]
     where = "a GPU" if context.accelerator == "cuda" else "CPU ranks"
-    return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
+    return f"{', '.join(found)}: no run of autotune's own on {where} yet ({PAGE})" if found else ""
 
 
 def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[KnobValue]:

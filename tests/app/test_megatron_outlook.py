@@ -68,7 +68,7 @@ def test_the_ranking_is_of_what_predict_says(outlook, ranking):
 
 
 def test_rows_are_told_as_layouts(outlook):
-    found = rank_lattice(outlook, price_per_hour=2.0)
+    found = rank_lattice(outlook)
     row = ranking_as_dict(found, [1])["candidates"][0]
     knobs = row["candidate"]
     assert {"tp", "pp", "distributed_optimizer", "recompute"} < set(knobs)

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
+from autotune.base.units import format_seconds
 from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
@@ -191,7 +192,7 @@ def test_the_best_is_exported_and_marked_as_predicted(outlook, found, tmp_path):
 
 
 def test_the_price_follows_from_time(outlook):
-    found = rank_lattice(outlook, price_per_hour=2.0)
+    found = rank_lattice(dataclasses.replace(outlook, price=2.0))
     rows = ranking_as_dict(found, [1, 3])["candidates"]
     for row in rows:
         hours = 1e9 / row["pred_tokens_per_s_per_gpu"] / 3600
@@ -214,6 +215,29 @@ def test_mfu_in_fp8_is_a_share_of_the_peak_in_fp8():
         row = estimate_as_dict(estimate_candidate(outlook, ["tp=2", *settings]))
         assert row["pred_mfu_precision"] == precision
         assert row["pred_mfu"] == pytest.approx(row["pred_tflops_per_gpu"] / tflops)
+
+
+@pytest.mark.parametrize(
+    ("price", "prices"),
+    [
+        ("H100=2.5,A100-80GB=1.4", (1.4, 2.5)),
+        ("A100-80GB=1.4", (1.4, None)),
+        (2.5, (None, 2.5)),  # of this fleet, whose accelerator is the same with another network
+        (None, (None, None)),
+    ],
+)
+def test_a_what_if_has_the_price_of_its_own_accelerator(outlook, price, prices):
+    wishes = ["gpu=A100-80GB", "bandwidth=10Gbps"]
+    found = rank_lattice(dataclasses.replace(outlook, price=price), what_if=wishes)
+    tokens_per_batch, world = outlook.job.tokens_per_batch, outlook.job.world
+    for variant, of_an_hour in zip(found.variants, prices, strict=True):
+        hours = 1e9 / tokens_per_batch * variant.step_time_s * world / 3600
+        expected = None if of_an_hour is None else of_an_hour * hours
+        assert variant.price_per_billion_tokens == pytest.approx(expected)
+        cells = printed(print_ranking, found, top=1).partition(variant.change)[2].split()
+        cost = [] if price is None else ["-" if expected is None else f"{expected:.2f}"]
+        said = " ".join([format_seconds(variant.step_time_s, digits=2), cells[2], *cost])
+        assert " ".join(cells).startswith(said)
 
 
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):

@@ -83,7 +83,9 @@ def test_a_duration_for_a_flag_is_one_that_it_reads(duration_s):
 @pytest.mark.parametrize("size_bytes", [1, 24.04 * 2**30, 1.7e13])
 def test_a_size_for_a_flag_is_one_that_it_reads(size_bytes):
     read_bytes = parse_bytes(typed_bytes(size_bytes), where="--memory-limit")
-    assert size_bytes - 1 <= read_bytes < size_bytes + 0.011 * 2**30
+    unit = "TiB" if size_bytes >= 2**40 else "GiB"
+    assert typed_bytes(size_bytes).endswith(unit)
+    assert size_bytes - 1 <= read_bytes < size_bytes + parse_bytes(f"0.011{unit}", where="")
 
 
 @pytest.mark.parametrize(

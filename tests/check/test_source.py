@@ -240,6 +240,13 @@ def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(("name", "says"), [("README.md", True), ("ds_config.json", False)])
+def test_a_file_of_another_kind_is_told_which_are_read(tmp_path, name, says):
+    with pytest.raises(RenderError, match="not valid JSON") as raised:
+        read(write(tmp_path, "A text: (of) some [kind", name))
+    assert ("name a ds_config.json, or a YAML, shell or Python" in raised.value.hint) is says
+
+
 @pytest.mark.parametrize("text", ["", " \n", "\ufeff"])
 def test_an_empty_file_is_told_as_such(tmp_path, text):
     with pytest.raises(RenderError) as raised:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.data import table_beside
 from autotune.base.errors import ExitCode
+from autotune.base.plugins import plugin_names
+from autotune.cli import flags
 from tests import snapshots
 from tests.cases import Cases
 from tests.command_line import autotune
@@ -16,6 +19,7 @@ from tests.command_line import autotune
 cases = Cases(__file__)
 
 COMMANDS = cases.data["COMMANDS"]
+FLAGS = table_beside(flags.__file__, "flags.json")
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 
 
@@ -24,6 +28,15 @@ def test_help_is_frozen(command: str, tmp_path: Path) -> None:
     done = autotune(*filter(None, [command]), "--help", folder=tmp_path)
     assert done.returncode == 0
     snapshots.check(f"help/{command or 'autotune'}.txt", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "others"), [("every", {"command", "optuna"}), ("export", set())]
+)
+def test_help_lists_the_dialects(command: str, others: set[str]) -> None:
+    sentence = FLAGS[command]["to"]
+    listed = {name.rstrip(".,:") for name in sentence.split()}
+    assert set(plugin_names("dialect")) - others <= listed
 
 
 def test_help_does_not_wait_for_heavy_imports(tmp_path: Path) -> None:

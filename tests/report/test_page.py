@@ -247,6 +247,9 @@ def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_s
     n = sum(bool(t.result and t.result.disturbed) for t in report.history.trials)
     assert said["disturbed"].startswith(f"{n} of {n} trials, and ")
     assert "runs of the best and the baseline" in said["disturbed"]
+    careful = dict(verdict_of(report).facts)["careful"]
+    assert re.match(r"other work disturbed (\d+) of the \1 runs of the best and the bas", careful)
+    assert "Measure again when that is quiet" in careful
     assert f"{answer.ties[0].trial}" in said["ties"]
     assert "no proven difference from the best" in said["ties"]
     assert said["guard"].startswith("pass: losses are within ")

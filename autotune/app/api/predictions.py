@@ -203,7 +203,6 @@ def plan(
     found = rank_lattice(
         outlook,
         min_fit=min_fit,
-        price_per_hour=outlook.job.price_per_hour,
         what_if=each_of(what_if),
         top=top,
     )

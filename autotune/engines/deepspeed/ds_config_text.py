@@ -71,6 +71,9 @@ def _too_deep(path: Path) -> RenderError:
     )
 
 
+_KINDS = "a ds_config.json, or a YAML, shell or Python file that holds or starts one"
+
+
 def _refuse(path: Path, error: Exception) -> NoReturn:
     if "integer string conversion" in str(error):  # Python's own bound, in Python's words
         raise RenderError(
@@ -78,6 +81,8 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             "mend the file there: no key takes such a number",
         ) from error
     hint = "mend the file there"
+    if path.suffix.lower() not in ("", ".json", ".hjson"):
+        hint = f"name {_KINDS}; if this is a ds_config, {hint}"
     if find_spec("hjson") is None:  # it comes with DeepSpeed
         hint += "; if it is Hjson, pip install hjson"
     raise RenderError(f"{path}: not valid JSON: {error}", hint) from error

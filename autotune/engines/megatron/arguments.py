@@ -25,6 +25,7 @@ from autotune.engines.megatron.stages import (
     work_of,
     written,
 )
+from autotune.engines.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
@@ -35,8 +36,10 @@ what is said where it is missing."""
 SCRIPT_ON_CPU: Arguments = {"num_workers": 0}
 """Arguments of a checkout's own script besides: processes that load data would take the cores of
 the ranks."""
+FLEX_BACKEND = "0.16"
+"""Release from which `moe_flex_dispatcher_backend` names DeepEP, in place of a flag of its own."""
 Row = Mapping[str, int]
-"""A layout's columns, and `n_experts` of its model."""
+"""A layout's columns, `n_experts` of its model, and whether the release has `flex_backend`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,32 +137,38 @@ def kernel_arguments(environment: Environment) -> Arguments:
     return {name: value for arguments in lacking for name, value in arguments.items()}
 
 
-def arguments_of(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:
+def arguments_of(
+    row: Mapping[str, int], job: Job, *, layers: int | None = None, release: str = ""
+) -> Arguments:
     """The arguments of a layout for a job.
 
     Args:
         row: The layout's columns (`autotune.engines.megatron.layouts.Layouts.row`).
         job: What is trained.
         layers: Layers of the model; None: all of them.
+        release: Megatron Core's; empty: not known, and they are what every release takes.
 
     Raises:
         JobError: Megatron's GPT model cannot be the job's model.
     """
     return {
         **model_arguments(job.model_with(layers), job.seq_len),
-        **layout_arguments(row, job, layers=layers),
+        **layout_arguments(row, job, layers=layers, release=release),
         **optimizer_arguments(job),
         **seed_arguments(job),
     }
 
 
-def layout_arguments(row: Mapping[str, int], job: Job, *, layers: int | None = None) -> Arguments:
+def layout_arguments(
+    row: Mapping[str, int], job: Job, *, layers: int | None = None, release: str = ""
+) -> Arguments:
     """How the ranks share the work, the batch, the precision, recomputation and overlap.
 
     Arguments as of `arguments_of`.
     """
     shape = job.model_with(layers).shape
-    of_model = {**row, "n_experts": shape.n_experts}
+    has_backend = bool(release) and is_at_least(release, FLEX_BACKEND)
+    of_model = {**row, "n_experts": shape.n_experts, "flex_backend": int(has_backend)}
     values = {argument: carried.value(of_model) for argument, carried in CARRIED.items()}
     found: Arguments = {argument: values.pop(argument) for argument in _DEGREES}
     found |= {"global_batch_size": job.global_batch, "seq_length": job.seq_len}

@@ -324,7 +324,10 @@ class MegatronEngine(Engine):
     def files(self, candidate: Candidate) -> dict[str, str]:
         self._check_release()
         arguments = arguments_of(
-            rows_of(self._task, [candidate]).row(0), self._job, layers=candidate.layers
+            rows_of(self._task, [candidate]).row(0),
+            self._job,
+            layers=candidate.layers,
+            release=self._task.release,
         )
         arguments |= kernel_arguments(self._environment)
         arguments |= expert_kernels(self._environment, self._job.model)
@@ -383,7 +386,9 @@ class MegatronEngine(Engine):
         release = known_release(release_for(self._job, self._environment) or newest_release())
         _, start = self.baseline(path)
         rows = rows_of(self._task, [start, candidate])
-        before, after = (layout_arguments(rows.row(number), self._job) for number in (0, 1))
+        before, after = (
+            layout_arguments(rows.row(number), self._job, release=release) for number in (0, 1)
+        )
         return sorted(changes_in_words(path, before, after, release=release))
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:

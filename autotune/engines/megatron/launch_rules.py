@@ -20,7 +20,7 @@ from autotune.engines.megatron.argument_rules import (
     chunks_of,
     flag_name,
 )
-from autotune.engines.megatron.arguments import CARRIED, KNOBS_OF
+from autotune.engines.megatron.arguments import CARRIED, FLEX_BACKEND, KNOBS_OF
 from autotune.engines.megatron.choices import (
     CP_KINDS,
     DISPATCHERS,
@@ -338,7 +338,7 @@ def _dispatcher(launch: MegatronLaunch) -> int | None:
         return 0
     if kind != "flex":
         return DISPATCHERS.index(kind) if kind in DISPATCHERS else None
-    has_choice = is_at_least(launch.release, "0.16")
+    has_choice = is_at_least(launch.release, FLEX_BACKEND) and not launch.get("moe_enable_deepep")
     backend = launch.get("moe_flex_dispatcher_backend") if has_choice else None
     return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
 

@@ -13,6 +13,7 @@ import yaml
 
 from autotune.base.nested import merge, nested
 from autotune.base.templates import Templates
+from autotune.engines.megatron.arguments import FLEX_BACKEND
 from autotune.engines.megatron.engine import PADDED_TO
 from autotune.engines.megatron.model_arguments import Arguments, pattern_of
 from autotune.export.base import Handout, Launch
@@ -58,7 +59,7 @@ class MegatronBridge(MegatronDialect):
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
         if handout.environment.accelerator == "cpu":
             raise no_setting(_TO, "accelerator", "it trains on CUDA devices alone")
-        run = run_of(handout)
+        run = run_of(handout, FLEX_BACKEND)  # its fields are those of a later release
         sections, precision = _sections(run, handout), _precision(run, handout.job.precision)
         # Its samples are as long as the model's.
         tuned = {**bridge_fields(run.layout), "dataset.seq_length": handout.job.seq_len}

@@ -48,7 +48,8 @@ class MegatronArguments(MegatronRuns):
     script = ARGUMENTS_FILE
 
     def files(self, handout: Handout, launch: Launch, templates: Templates) -> dict[str, str]:
-        run, release = run_of(handout), release_of(handout)
+        release = release_of(handout)
+        run = run_of(handout, release)
         check_release(handout.job.model, release, by_script=True)
         words = user_words(handout.job)
         is_on_cpu = handout.environment.accelerator == "cpu"

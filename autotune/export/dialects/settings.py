@@ -65,7 +65,7 @@ def settings_files(
         RenderError: It cannot be told an argument.
     """
     consumer, to = CONSUMERS[name], f"--to {name}"
-    run = run_of(handout)
+    run = run_of(handout, consumer.get("release", ""))
     found = dict(consumer["defaults"])
     arguments: dict[str, Any] = {
         "accelerator": handout.environment.accelerator,

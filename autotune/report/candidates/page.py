@@ -101,6 +101,10 @@ def _layouts(
         _WORDS,
         front=sorted(front),
         limits=[allowed_bytes / unit_bytes],
-        caption={"limit_bytes": allowed_bytes, "level": LEVEL},
+        caption={
+            **{"limit_bytes": allowed_bytes, "level": LEVEL},
+            "n_left_out": sum(bool(row["changes_training"]) for row in rows)
+            * (not rows[0]["changes_training"]),
+        },
         titles=(f"forecast peak memory per device, {unit}", "forecast samples/s"),
     )

@@ -374,8 +374,8 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     index = int(ranking.choices.firsts[rank - 1])
-    found, price = ranking.prediction, ranking.price_per_hour
-    figures = figures_as_dict(ranking.outlook, found, index, ranking.reach)
+    found, outlook = ranking.prediction, ranking.outlook
+    figures = figures_as_dict(outlook, found, index, ranking.reach)
     hours = 1e9 / figures["pred_tokens_per_s_per_gpu"] / 3600
     return {
         "rank": rank,
@@ -388,7 +388,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "candidate": ranking.candidates[index].values,
         **figures,
         "pred_gpu_hours_per_billion_tokens": hours,
-        "pred_price_per_billion_tokens": None if price is None else hours * price,
+        "pred_price_per_billion_tokens": outlook.token_price(figures["pred_step_time_s"]),
         "is_on_front": ranking.is_on_front(rank),
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": [*changes_of(ranking.candidates[index], ranking.outlook.job)],

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.megatron.argument_rules import ARGUMENT_RULES, CONNECTIONS
+from autotune.engines.megatron.choices import DISPATCHERS
 from autotune.engines.megatron.flags import release_of
-from autotune.engines.megatron.launch_rules import judge_launch
+from autotune.engines.megatron.launch_rules import judge_launch, rows_of
 from autotune.engines.megatron.launched import launch_of_line, on_gpu
 from tests.cases import Cases
 from tests.megatron_parser import REFUSED, validated
@@ -35,6 +36,24 @@ AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 def launch(flags, release=None):
     line = f"torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py {LEGAL} {flags}"
     return launch_of_line(line, release=release or "0.16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "release", "dispatcher"),
+    [
+        ("--moe-enable-deepep", "0.15", "deepep"),
+        ("--moe-enable-deepep", "0.20", "deepep"),
+        ("--moe-flex-dispatcher-backend deepep", "0.20", "deepep"),
+        ("--moe-flex-dispatcher-backend hybridep", "0.20", "hybridep"),
+        # The older flag wins there.
+        ("--moe-enable-deepep --moe-flex-dispatcher-backend hybridep", "0.20", "deepep"),
+    ],
+)
+def test_deepep_is_read_from_either_flag(flags, release, dispatcher):
+    experts = "--num-experts 8 --disable-bias-linear --bf16 --expert-model-parallel-size 8"
+    one = launch(f"{experts} --moe-token-dispatcher-type flex {flags}", release)
+    assert rows_of(one).row(0)["dispatcher"] == DISPATCHERS.index(dispatcher)
+    assert not [found for found in judge_launch(one) if "dispatcher" in found.rule]
 
 
 def test_every_rule_of_arguments_has_a_line_that_breaks_it():

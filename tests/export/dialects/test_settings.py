@@ -75,6 +75,29 @@ def test_check_finds_nothing_in_what_is_exported(tmp_path, to, stages):
 
 
 @pytest.mark.parametrize(
+    ("to", "file", "said"),
+    [
+        ("megatron", "megatron_args.sh", "--moe-flex-dispatcher-backend deepep"),
+        ("megatron@0.16", "megatron_args.sh", "--moe-flex-dispatcher-backend deepep"),
+        ("megatron@0.15", "megatron_args.sh", "--moe-enable-deepep"),
+        ("megatron-bridge", "bridge.yaml", "moe_flex_dispatcher_backend: deepep"),
+        ("nemo-rl", "nemo_rl.yaml", "moe_flex_dispatcher_backend: deepep"),
+        # They run with releases that lack the backend, too.
+        ("verl", "verl_sft.yaml", "moe_enable_deepep: true"),
+        ("ms-swift", "ms_swift.yaml", "moe_enable_deepep: true"),
+        ("megatron-core", "megatron_args.json", '"moe_enable_deepep": true'),
+    ],
+)
+def test_deepep_is_the_backend_where_the_release_has_that(tmp_path, to, file, said):
+    out = exported(tmp_path, EXPERTS, "tp=1 ep=8 dispatcher=deepep", to=to)
+    lines = [line for line in (out / file).read_text().splitlines() if "deepep" in line]
+    assert said in "\n".join(lines)
+    assert len([line for line in lines if "false" not in line]) == 1
+    checked = check_files([str(out)], CheckFlags(world=16))
+    assert [one.violation for report in checked.reports for one in report.found] == []
+
+
+@pytest.mark.parametrize(
     ("to", "file", "job", "settings"),
     [
         (to, file, job, settings)
