@@ -355,7 +355,7 @@ BESIDE_DS_CONFIG = cases.data["BESIDE_DS_CONFIG"]
 """What a candidate asks for besides the keys of DeepSpeed's file."""
 MENTIONED = {"pp": "transformer", "core_binding": "bind_to_cores"}
 """A knob -> what its scripts say in place of its name."""
-TELLS_NOTHING_TO_DO = re.compile(r"^(\| `[\w.]+` \||\*\*Outside of).*$", re.MULTILINE)
+TELLS_NOTHING_TO_DO = re.compile(r"^(\| `[\w.]+` \||\*\*Good to know).*$", re.MULTILINE)
 """Lines of a README: the table of the choice, and what is known of it."""
 
 
