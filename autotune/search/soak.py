@@ -295,11 +295,18 @@ def _half_of(spec: TrialSpec, number: int, minutes: float, checkpoint: Checkpoin
 
 
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
+    """How fast values grow in each half of the time, and in all of it: the slowest of the three.
 
-    It is a median because memory grows in steps and jumps: a jump that is not repeated is no
-    growth.
+    Memory grows in steps and jumps. A jump that is not repeated is no growth, wherever it stands:
+    it is in one half alone.
     """
+    half = len(times) // 2
+    parts = (slice(None), slice(half), slice(half, None)) if half > 1 else (slice(None),)
+    return min(_median_slope(times[part], values[part]) for part in parts)
+
+
+def _median_slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """The median slope of all pairs (Theil and Sen), 0 below two times."""
     pairs = itertools.combinations(zip(times, values, strict=True), 2)
     slopes = [
         (after - value) / (later - at) for (at, value), (later, after) in pairs if later != at

@@ -22,6 +22,7 @@ from autotune.contract import (
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import STEPS_COMPARED, Soak, _slope, check_space, soak_trials
+from autotune.trial.statistics import MIN_SAMPLES
 from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok, runner_of
 from tests.trials import ds_config, files, spec
 
@@ -187,7 +188,9 @@ def test_losses_that_were_not_compared_are_no_pass(tmp_path: Path):
 
 def test_one_jump_is_no_growth():
     times = [float(t) for t in range(20)]
-    assert _slope(times, [100.0] * 17 + [200.0] * 3) == 0
+    for n in (MIN_SAMPLES, 9, 20):
+        for at in range(n + 1):
+            assert _slope(times[:n], [100.0] * at + [200.0] * (n - at)) == 0, (n, at)
     assert _slope(times, [3 * t for t in times]) == pytest.approx(3)
     assert _slope([1.0], [2.0]) == 0
 
