@@ -32,7 +32,7 @@ def hurry_checks() -> None:
     from autotune.search import rounds, soak
 
     rounds.Run = functools.partial(rounds.Run, start=Start.WARM)
-    soak.GROWTH_BYTES = 256 * 2**20  # a heap grows by a jump of 17 MiB in these seconds, or not
+    soak.GROWTH_BYTES = 256 * 2**20  # in so few seconds heaps still warm up
 
 
 def main() -> None:

@@ -29,6 +29,8 @@ _UNPRICED = 100
 """The same of one whose price nobody knows, more than several exotic ones count as."""
 _LEAST_LEAD = 1.3
 """How many times as fast as all others what is less certain has to be to come first."""
+_WORTH = 1.2
+"""How many times as fast what fits less surely has to be, beside what its chance costs."""
 _SHARED = ("cp", "ulysses")
 """Columns of degrees in which ranks share a sequence."""
 _DEGREES = {"tp": ("tp",), "pp": ("pp",), "sequence": _SHARED, "ep": ("ep",)}
@@ -206,14 +208,14 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
     """Probability to fit that is asked of the first row where the user asks for none.
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
-    chance is worth it, as of `ranked`, and the prediction's error too.
+    chance is worth it, as of `ranked`, and some of the prediction's error too.
     """
     first, wanted = int(choices.firsts[0]), choices.min_fit
     if found.fit_probability[first] < wanted:
         return wanted
     for index, chance in best_probable(found, choices, min_fit=wanted).items():
         gain = found.step_time_s[first] / found.step_time_s[index]
-        if gain * (chance / choices.min_fit) ** 2 >= _LEAST_LEAD:
+        if gain * (chance / choices.min_fit) ** 2 >= _WORTH:
             wanted = chance
     return wanted
 

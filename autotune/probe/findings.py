@@ -117,18 +117,20 @@ def _below_class(figures: Figures, device_class: Accelerator) -> Iterator[dict[s
     reached, entry, share = figures.measured, device_class, load_constants().network_share
     network = None if reached.network is None else reached.network.bytes_per_s
     rows: list[tuple[str, float | None, float | None, str]] = [
-        (f"{dtype} products", curve.best_flops_per_s, entry.achieved_flops.get(dtype), "FLOP/s")
+        (f"{dtype} products", curve.best_flops_per_s, entry.achieved_flops.get(dtype), "TFLOP/s")
         for dtype, curve in figures.products.items()
     ]
     rows += [
-        ("memory", reached.memory_bytes_per_s, entry.memory_bytes_per_s * STREAM_SHARE, "B/s"),
-        ("host link", reached.host_bytes_per_s, entry.host_bytes_per_s, "B/s"),
-        ("network between nodes", network, entry.network_bytes_per_s * share, "B/s per device"),
+        ("memory", reached.memory_bytes_per_s, entry.memory_bytes_per_s * STREAM_SHARE, "GB/s"),
+        ("host link", reached.host_bytes_per_s, entry.host_bytes_per_s, "GB/s"),
+        ("network between nodes", network, entry.network_bytes_per_s * share, "GB/s per device"),
     ]
     for what, found, promised, unit in rows:
         if found is None or promised is None:
             continue
         behind = 1.0 - found / promised
         if behind > SLOW_CLASS:
-            about = {"what": what, "unit": unit, "is_network": unit == "B/s per device"}
-            yield {**about, "found": found, "promised": promised, "behind": behind}
+            about = {"what": what, "unit": unit, "is_network": unit == "GB/s per device"}
+            size = 1e12 if unit == "TFLOP/s" else 1e9
+            sizes = {"found": found / size, "promised": promised / size}
+            yield {**about, **sizes, "behind": behind}

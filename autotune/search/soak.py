@@ -295,14 +295,21 @@ def _half_of(spec: TrialSpec, number: int, minutes: float, checkpoint: Checkpoin
 
 
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """How fast values grow in each half of the time, and in all of it: the slowest of the three.
+    """How fast values grow at least, whatever a single jump adds.
 
-    Memory grows in steps and jumps. A jump that is not repeated is no growth, wherever it stands:
-    it is in one half alone.
+    Memory grows in steps and jumps, and a jump that is not repeated is no growth. What counts is
+    the slower of all and of what is left without the largest jump, or of both halves where that is
+    more: a jump is in one of them alone.
     """
+    rises = [after - before for before, after in itertools.pairwise(values)]
+    jump = max(rises, default=0.0)
+    behind = rises.index(jump) + 1 if rises else 0
+    level = [*values[:behind], *(value - jump for value in values[behind:])]
     half = len(times) // 2
-    parts = (slice(None), slice(half), slice(half, None)) if half > 1 else (slice(None),)
-    return min(_median_slope(times[part], values[part]) for part in parts)
+    halves = (
+        _median_slope(times[part], values[part]) for part in (slice(half), slice(half, None))
+    )
+    return min(_median_slope(times, values), max(min(halves), _median_slope(times, level)))
 
 
 def _median_slope(times: Sequence[float], values: Sequence[float]) -> float:

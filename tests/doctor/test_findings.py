@@ -178,7 +178,7 @@ def test_a_slow_device_is_named_with_how_slow() -> None:
 
 def test_figures_are_given_with_what_was_measured() -> None:
     messages = {finding.subject: finding.message for finding in findings_of(EVEN)}
-    assert messages["all-reduce"] == "1.5 GB/s bus bandwidth (32 MiB over 2 devices)"
+    assert messages["all-reduce"] == "1.50 GB/s bus bandwidth (32 MiB over 2 devices)"
     assert "1024 x 1024 fp32" in messages["equally fast"]
 
 
@@ -192,7 +192,7 @@ def test_one_device_has_no_bandwidth() -> None:
     alone = dataclasses.replace(EVEN, devices=(0,), matmul_flops=(1e12,), all_reduce_busbw=None)
     found = findings_of(alone)
     assert "all-reduce" not in {finding.subject for finding in found}
-    assert any("1 TFLOP/s" in finding.message for finding in found)
+    assert any("1.00 TFLOP/s" in finding.message for finding in found)
 
 
 def test_a_failed_measurement_is_a_failure_with_its_cause() -> None:

@@ -60,7 +60,7 @@ def test_a_slow_cable_between_nodes_is_named_by_both_ends() -> None:
 def test_a_network_below_its_class_is_told_of() -> None:
     better = dataclasses.replace(CLASS, network_bytes_per_s=3 * CLASS.network_bytes_per_s)
     (warning,) = warnings(n_ranks=1, n_nodes=2, device_class=better)
-    assert warning.startswith("network between nodes: 4e+09 B/s per device, 67% below")
+    assert warning.startswith("network between nodes: 4.00 GB/s per device, 67% below")
     assert "A100-80GB" in warning
 
 

@@ -71,7 +71,7 @@ def test_a_warning_names_what_was_not_tried(monkeypatch):
     monkeypatch.setattr(tried, "recorded", lambda _: (run(zero__stage=[0, 3]),))
     settings = {"zero.stage": 3, "zeropp.quantized_weights": True}
     assert tried.warning({"zero.stage": 3}, CONTEXT) == ""
-    assert "zeropp.quantized_weights=true: no recorded" in tried.warning(settings, CONTEXT)
+    assert "=true: no run of autotune's own" in tried.warning(settings, CONTEXT)
     on_gpu = tried.warning(settings, replace(CONTEXT, accelerator="cuda"))
     assert on_gpu.startswith("zero.stage=3, zeropp.quantized_weights=true: ")
     assert "on a GPU" in on_gpu

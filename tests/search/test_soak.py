@@ -192,6 +192,7 @@ def test_one_jump_is_no_growth():
         for at in range(n + 1):
             assert _slope(times[:n], [100.0] * at + [200.0] * (n - at)) == 0, (n, at)
     assert _slope(times, [3 * t for t in times]) == pytest.approx(3)
+    assert _slope(times, [100.0 * (t // 5) for t in times]) > 0, "a leak in three jumps"
     assert _slope([1.0], [2.0]) == 0
 
 

@@ -18,7 +18,7 @@ The other entries of a case are those of a `Finding`; `{name}` in one stands for
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter, gt, lt, mod, ne
+from operator import attrgetter, gt, lt, ne
 from typing import Any
 
 from autotune.base.data import table_beside
@@ -68,12 +68,17 @@ def _condition(name: str, wanted: Any) -> _Condition:
     other = _reader(value) if _is_name(value) else None
     if kind == "not" and other is None:
         return read, _listed(value), False
-    compares = {"above": gt, "below": lt, "not": ne, "undivided": mod}[kind]
+    compares = {"above": gt, "below": lt, "not": ne, "undivided": _is_undivided}[kind]
     return (
         lambda setup: _compared(read(setup), other(setup) if other else value, compares),
         (True,),
         True,
     )
+
+
+def _is_undivided(number: int, by: int) -> bool:
+    """Whether one is no multiple of the other; 0 is a shape that nobody knows."""
+    return by != 0 and number % by != 0
 
 
 def holds(where: Mapping[str, Any], setup: Setup) -> bool:
