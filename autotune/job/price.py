@@ -1,5 +1,6 @@
 """The price of an accelerator as it is typed: one for all, or one for each kind."""
 
+import re
 from contextlib import suppress
 
 from autotune.base.errors import JobError
@@ -10,7 +11,8 @@ def price_for(text: str, device_name: str, *, where: str) -> float | None:
 
     Args:
         text: `2.5`, or `H100=2.5,A100=1.2`, where words of a device's name come first.
-        device_name: The accelerator's. Where several words fit, the longest count.
+        device_name: The accelerator's. Where several kinds fit, the longest counts; `H200` is no
+            word of `GH200`.
         where: Flag or key that the text is from.
 
     Raises:
@@ -31,4 +33,5 @@ def price_for(text: str, device_name: str, *, where: str) -> float | None:
             "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",
         )
     name = device_name.casefold()
-    return next((prices[word] for word in sorted(prices, key=len)[::-1] if word in name), None)
+    fits = (kind for kind in prices if re.search(rf"(?<!\w){re.escape(kind)}(?!\d)", name))
+    return prices.get(max(fits, key=len, default=""))

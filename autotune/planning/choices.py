@@ -208,15 +208,18 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
     """Probability to fit that is asked of the first row where the user asks for none.
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
-    chance is worth it, as of `ranked`, and some of the prediction's error too.
+    chance is worth it, as of `ranked`, and some of the prediction's error too. A row whose price
+    nobody knows is no reason.
     """
+    fit, times_s = found.fit_probability, found.step_time_s
     first, wanted = int(choices.firsts[0]), choices.min_fit
-    if found.fit_probability[first] < wanted:
+    if fit[first] < wanted:
         return wanted
     for index, chance in best_probable(found, choices, min_fit=wanted).items():
-        gain = found.step_time_s[first] / found.step_time_s[index]
-        if gain * (chance / choices.min_fit) ** 2 >= _WORTH:
-            wanted = chance
+        gain = times_s[first] / times_s[index]
+        is_priced = strain_of(found.plans.take(np.array([index])))[0] < _UNPRICED
+        if is_priced and gain * (chance / wanted) ** 2 >= _WORTH:
+            first, wanted = index, chance
     return wanted
 
 

@@ -77,7 +77,7 @@ class Ranking:
     """The candidates as rows: what differs little is one choice."""
     on_front: frozenset[int]
     """Indices of those that no other beats in time and memory both."""
-    is_bold: bool
+    is_min_fit_lowered: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
     reach: Margin
     """How far measured figures may be from the predicted ones, by candidate."""
@@ -190,8 +190,7 @@ def rank_lattice(
     for wish in what_if:  # a wrong one is said before anything is ranked
         _elsewhere(outlook, wish)
     outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
-    candidates = outlook.lattice.candidates
-    is_bold, min_fit = choices.min_fit < (MIN_FIT if min_fit is None else 0.0), choices.min_fit
+    candidates, asked, min_fit = outlook.lattice.candidates, min_fit, choices.min_fit
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
@@ -199,7 +198,7 @@ def rank_lattice(
         prediction=found,
         choices=choices,
         on_front=_front(found, choices, min_fit),
-        is_bold=is_bold,
+        is_min_fit_lowered=asked is None and min_fit < MIN_FIT,
         reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
@@ -212,7 +211,7 @@ def rank_lattice(
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         baseline=_baseline(outlook),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
-        variants=tuple(_variant(outlook, wish, best=best, min_fit=min_fit) for wish in what_if),
+        variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
     )
 
 
@@ -372,11 +371,14 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
     return _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
 
 
-def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
+def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -> Variant:
     """The lattice on another fleet; rules that ask of the fleet are not asked again."""
     other = _elsewhere(outlook, wish)
     found = other.predict(outlook.lattice.candidates)
     setbacks = other.setbacks(outlook.lattice.candidates)
+    if min_fit is None:
+        choices = choices_of(found, setbacks, min_fit=MIN_FIT, splits=outlook.is_space_named)
+        min_fit = worthwhile_fit(found, choices)
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(

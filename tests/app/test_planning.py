@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
-from autotune.base.units import format_seconds
+from autotune.base.units import format_chance, format_seconds
 from autotune.cost.knowledge import Lesson, columns_of
 from autotune.cost.problem import situation_of
 from autotune.devices.topology import parse_topology
@@ -236,8 +236,9 @@ def test_a_what_if_has_the_price_of_its_own_accelerator(outlook, price, prices):
         assert variant.price_per_billion_tokens == pytest.approx(expected)
         cells = printed(print_ranking, found, top=1).partition(variant.change)[2].split()
         cost = [] if price is None else ["-" if expected is None else f"{expected:.2f}"]
-        said = " ".join([format_seconds(variant.step_time_s, digits=2), cells[2], *cost])
-        assert " ".join(cells).startswith(said)
+        chance = format_chance(variant.fit_probability)
+        begin = [format_seconds(variant.step_time_s, digits=2), cells[2], chance, *cost]
+        assert " ".join(cells).startswith(" ".join(begin))
 
 
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):

@@ -16,6 +16,7 @@ from autotune.engines.base import bind_engine
 from autotune.job.job import DEFAULT_SPACE, PLAN_SPACE
 from autotune.planning.choices import (
     LONG_TOKENS,
+    MIN_FIT,
     PROBABLE,
     _split,
     best_of_kinds,
@@ -23,6 +24,7 @@ from autotune.planning.choices import (
     choices_of,
     ranked,
     strain_of,
+    worthwhile_fit,
 )
 from autotune.planning.explained import explain_candidate
 from autotune.planning.lattice import lattice_of
@@ -181,6 +183,26 @@ def test_what_probably_fits_is_named_where_it_is_faster_than_all_that_do_more_su
         surer_s = times_s[index]
     surer = choices_of(found, choices.setbacks, min_fit=0.5, splits=False)
     assert best_probable(found, surer, min_fit=0.5) == {}
+
+
+@pytest.mark.parametrize(
+    ("times_s", "fit", "wanted"),
+    [
+        ([10.0, 6.0, 5.9], [0.95, 0.8, 0.6], 0.9),  # 1.67 times, and 1.74 are wanted
+        ([10.0, 5.0, 4.8], [0.95, 0.8, 0.6], 0.75),
+        ([10.0, 5.0, 1.8], [0.95, 0.8, 0.6], 0.5),  # over the second one, too
+        ([10.0, 2.4, 2.2], [0.95, 0.8, 0.6], 0.75),
+        ([10.0, 1.0, 1.0], [0.85, 0.8, 0.6], 0.9),  # nothing surely fits: that is another order
+    ],
+)
+def test_less_than_surely_is_asked_where_that_is_worth_the_chance(ranking, times_s, fit, wanted):
+    found = dataclasses.replace(
+        ranking.prediction.take(ranking.choices.firsts[:3]),
+        step_time_s=np.array(times_s),
+        fit_probability=np.array(fit),
+    )
+    choices = choices_of(found, np.zeros(3, np.intp), min_fit=MIN_FIT, splits=True)
+    assert worthwhile_fit(found, choices) == wanted
 
 
 def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():

@@ -58,6 +58,8 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "host_memory_bytes": ranking.outlook.host_limit_bytes,
         "no_files": ranking.outlook.engine.no_files(),
         "pred_level": LEVEL,
+        "min_fit": ranking.min_fit,
+        "is_min_fit_lowered": ranking.is_min_fit_lowered,
         **learned_as_dict(ranking.outlook.learned),
         "candidates": [_row(ranking, rank) for rank in ranks],
         "alternatives": [

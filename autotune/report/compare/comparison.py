@@ -96,7 +96,7 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
         "best": best,
         "second": second,
         "ratio": ratio,
-        "is_proven": math.log(ratio) > error,
+        "is_proven": ratio > math.exp(error),
     }
 
 
