@@ -218,7 +218,7 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
     for index, chance in best_probable(found, choices, min_fit=wanted).items():
         gain = times_s[first] / times_s[index]
         is_priced = strain_of(found.plans.take(np.array([index])))[0] < _UNPRICED
-        if is_priced and gain * (chance / wanted) ** 2 >= _WORTH:
+        if is_priced and gain * (fit[index] / fit[first]) ** 2 >= _WORTH:
             first, wanted = index, chance
     return wanted
 

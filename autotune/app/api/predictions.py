@@ -348,6 +348,9 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
             f"a study's own job is {flag('job')} results/STUDY/job.yaml"
         )
     outlook = open_outlook(text, keys, wishes, lessons=lessons, ranks_all=ranks_all)
+    if outlook.price is not None and outlook.price_per_hour is None:
+        name = outlook.environment.device_name
+        say(f"{flag('price')} {outlook.price}: it has no price of {name}")
     if outlook.job.accelerators is not None:
         say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
     return outlook
