@@ -24,7 +24,7 @@ from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
-from autotune.trial.prebuilt import use_built
+from autotune.trial.prebuilt import built_variables, use_built
 from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
 
@@ -97,6 +97,7 @@ class Guest(Rank):
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
         guest = cls(folder, number)
+        os.environ.update(built_variables())  # before DeepSpeed chooses its accelerator
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
