@@ -456,8 +456,10 @@ def _is_called_by_script() -> bool:
 def _ends_with(command: list[str], argv: list[str]) -> bool:
     """True if a command ends with what its script gets: a shell script gives it other words."""
     given = [word for word in argv[1:] if not word.startswith("--local_rank=")]  # by DeepSpeed's
+    if given:
+        return command[-len(given) :] == given
     module = getattr(vars(sys.modules["__main__"]).get("__spec__"), "name", "")
-    return command[-(len(given) or 1) :] in ([given] if given else [[argv[0]], [module]])
+    return command[-1] in (argv[0], module.removesuffix(".__main__"))  # a package's has that name
 
 
 def _fills_training_arguments(parser: Any) -> bool:
