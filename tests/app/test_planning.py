@@ -80,7 +80,7 @@ def test_nothing_on_the_front_is_beaten_in_both(found):
 def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook, found):
     engine, before = outlook.engine, found
     ran = [outlook.lattice.candidates[int(at)] for at in before.order[:40:5]]
-    said = outlook.predict(ran)
+    predicted = outlook.predict(ran)
     plans = engine.plans(ran)
     here = situation_of(outlook.job, outlook.environment)
 
@@ -90,8 +90,8 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook, found):
                 situation=situation,
                 study="one",
                 plan={**columns_of(plans, row), **changes},
-                seconds=float(said.step_time_s[row]) * slower,
-                peak_bytes=float(said.peak_memory_bytes[row]) * 1.1,
+                seconds=float(predicted.step_time_s[row]) * slower,
+                peak_bytes=float(predicted.peak_memory_bytes[row]) * 1.1,
                 is_out_of_memory=False,
                 limit_bytes=80e9,
             )
@@ -236,8 +236,8 @@ def test_a_what_if_has_the_price_of_its_own_accelerator(outlook, price, prices):
         assert variant.price_per_billion_tokens == pytest.approx(expected)
         cells = printed(print_ranking, found, top=1).partition(variant.change)[2].split()
         cost = [] if price is None else ["-" if expected is None else f"{expected:.2f}"]
-        said = " ".join([format_seconds(variant.step_time_s, digits=2), cells[2], *cost])
-        assert " ".join(cells).startswith(said)
+        start = " ".join([format_seconds(variant.step_time_s, digits=2), cells[2], *cost])
+        assert " ".join(cells).startswith(start)
 
 
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
@@ -462,10 +462,10 @@ def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):
     # Adam in 32 bits with its master copy and 16-bit gradients, a sixth of them in each rank.
     per_node = 3 * 14 * outlook.job.model.shape.n_params / 6
     assert estimate_as_dict(found)["pred_host_memory_bytes"] == pytest.approx(per_node, rel=0.05)
-    said = re.search(
+    match = re.search(
         r"host memory +(\S+) MiB per rank, (\S+) (\w+) per node", printed(print_estimate, found)
     )
-    assert float(said[1]) == pytest.approx(per_node / 3 / 2**20, rel=0.05)
+    assert float(match[1]) == pytest.approx(per_node / 3 / 2**20, rel=0.05)
     assert "host memory" not in printed(print_estimate, estimate_candidate(outlook, setting))
 
 
