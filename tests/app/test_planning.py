@@ -23,14 +23,14 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.command_line import autotune
 from tests.jobs import own_accelerator
 from tests.report import told
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-FLAGS = cases.data["FLAGS"]
+FLAGS = DATA["FLAGS"]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
-@cases("wish", "said")
+@pytest.mark.cases("wish", "said")
 def test_a_what_if_that_is_none_says_what_is(outlook, monkeypatch, wish, said):
     monkeypatch.setattr("autotune.planning.ranking.legal_rows", None)  # nothing is ranked before
     with pytest.raises(JobError) as error:
@@ -495,7 +495,7 @@ def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
     assert data["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens)
 
 
-@cases("flags", "said")
+@pytest.mark.cases("flags", "said")
 def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
     done = autotune("estimate", *flags, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
