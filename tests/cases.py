@@ -10,7 +10,7 @@ import yaml
 
 @functools.cache
 def data_beside(file: str) -> dict[str, Any]:
-    """The tables beside a file of tests."""
+    """The tables beside a file of tests, and what several of its tests share: `DATA`."""
     data: dict[str, Any] = yaml.safe_load(Path(file).with_suffix(".yaml").read_text("utf-8"))
     return data
 
@@ -26,15 +26,3 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         values = list(rows.values() if is_named else rows)
         names = marker.args if len(marker.args) > 1 else marker.args[0]
         metafunc.parametrize(names, values, ids=list(rows) if is_named else None)
-
-
-class Cases:
-    """The same for a file whose tests share some of its data: `cases = Cases(__file__)`."""
-
-    def __init__(self, file: str) -> None:
-        """Read them; `data` also has texts and values that several tests share."""
-        self.data = data_beside(file)
-
-    def __call__(self, *names: str) -> pytest.MarkDecorator:
-        """Mark a test."""
-        return pytest.mark.cases(*names)

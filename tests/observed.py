@@ -7,9 +7,9 @@ from autotune.base.templates import canonical_json
 from autotune.contract import Outcome, Role, TrialResult, to_dict
 from autotune.job.job import Job, make_job
 from autotune.job.observed import Observed, digest_of
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 READ_BACK: dict[str, Any] = {
     **{"micro_batch": 4, "grad_accum": 2, "dp": 2, "tp": 1, "pp": 1, "sp": 1, "ep": 1},
@@ -19,7 +19,7 @@ READ_BACK: dict[str, Any] = {
     **{"communication_dtype": "fp32", "loss_chunk_tokens": 0, "recomputed_layers": 0},
 }
 
-RAW: dict[str, Any] = cases.data["RAW"]
+RAW: dict[str, Any] = DATA["RAW"]
 """`examples/deepspeed_dict`."""
 
 TRAINER: dict[str, Any] = {

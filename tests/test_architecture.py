@@ -12,9 +12,9 @@ import pytest
 from autotune.engines.communication import knobs
 from autotune.engines.deepspeed.knobs import KNOBS
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "autotune"
@@ -289,12 +289,12 @@ def test_every_process_is_started_in_the_one_way() -> None:
     assert found == STARTS
 
 
-@cases("code")
+@pytest.mark.cases("code")
 def test_a_start_of_a_process_is_seen(code: str) -> None:
     assert starters(ast.parse(code))
 
 
-@cases("code")
+@pytest.mark.cases("code")
 def test_what_starts_no_process_is_not(code: str) -> None:
     assert not starters(ast.parse(code))
 
@@ -329,7 +329,7 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
 DEEPSPEED = ("engines/deepspeed/", "trial/guest/", "check/")
 """Rooms that are about DeepSpeed: the engine, and the check of ds_config files."""
 
-NAMES_DEEPSPEED = cases.data["NAMES_DEEPSPEED"]
+NAMES_DEEPSPEED = DATA["NAMES_DEEPSPEED"]
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 
 OF_DEEPSPEED = KNOBS.keys() - knobs.KNOBS.keys()

@@ -19,17 +19,17 @@ from packaging.utils import canonicalize_name
 
 from autotune.base.errors import ExitCode
 from autotune.space.built_in import script_digest
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.command_line import autotune
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOGIN = REPOSITORY / "requirements-login.txt"
 STUDY = REPOSITORY / "results" / "recorded" / "studies" / "demo.json"
 TRAINS = {"deepspeed", "ninja", "setuptools", "torch", "transformers"}
 """Packages that trials alone need."""
-LACKING = cases.data["LACKING"]
+LACKING = DATA["LACKING"]
 _NEEDS = [line for line in LOGIN.read_text("utf-8").splitlines() if not line.startswith("#")]
 
 
@@ -102,14 +102,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@cases("line", "expected")
+@pytest.mark.cases("line", "expected")
 def test_what_runs_no_trial_works(line: str, expected: str, python: Path, folder: Path) -> None:
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FOUND, done.stderr
     assert expected in done.stdout + done.stderr
 
 
-@cases("line", "expected")
+@pytest.mark.cases("line", "expected")
 def test_what_is_missing_for_a_trial_is_named(
     line: str, expected: str, python: Path, folder: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The diagnosis: what is well on this machine, what would not work, and how to mend it."""
+"""The diagnosis: what works here and what would not; as a program it answers `doctor --fleet`."""
 
 import importlib.util
 import os

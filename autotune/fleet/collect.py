@@ -1,4 +1,7 @@
-"""The result of a trial, read from what it left in its folder."""
+"""The result of a trial, read from what it left in its folder.
+
+With it the joined diagnoses of its ranks, and whether something else on the machine disturbed it.
+"""
 
 import dataclasses
 import itertools

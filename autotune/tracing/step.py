@@ -18,6 +18,8 @@ _FUSED_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.de
 class Tracker(TorchDispatchMode):
     """While it is entered, every storage that an operation makes counts until it is freed."""
 
+    # Torch's own MemTracker knows no parts of a backward pass, and looks at all modules each time.
+
     def __init__(self, part: Part, *, kind: Kind, granule_bytes: int = 1) -> None:
         """Start with nothing held, in a part of the step that makes tensors of a kind.
 

@@ -33,7 +33,11 @@ class _MemoryInfo(ctypes.Structure):
 
 
 class DeviceMemory:
-    """The memory of one GPU, or of one slice of it."""
+    """The memory of one GPU, or of one slice of it, as NVIDIA's driver tells it.
+
+    By ctypes: a user's script need not have a package for NVML in its environment, for neither
+    DeepSpeed nor torch depends on one. Names, structs and codes: NVIDIA, nvml.h.
+    """
 
     def __init__(self, name: str) -> None:
         """Find the GPU.

@@ -112,20 +112,27 @@ def reuse_cpu_info() -> None:
     cpuinfo.get_cpu_info = lambda: saved
 
 
-def use_built() -> None:
-    """Load extensions as they were built for the Python of this process, if any were."""
+def built_variables() -> dict[str, str]:
+    """Variables that lead to what was built for the Python of this process; empty: nothing was."""
     built = json.loads(os.environ.get(BUILT_ENV, "{}"))
-    if built.get("prefix") == sys.prefix:
-        os.environ.update(built["variables"])
+    return dict(built["variables"]) if built.get("prefix") == sys.prefix else {}
+
+
+def use_built() -> None:
+    """Load extensions as they were built for the Python of this process, if any were.
+
+    The environment stays as it is: what a launcher starts, of this Python or not, inherits it.
+    """
+    if built_variables():
         reuse_cpu_info()
         load_as_built()
 
 
 def load_as_built() -> None:
-    """Make torch load those extensions that are built below `TORCH_EXTENSIONS_DIR` as they are.
+    """Make torch load those extensions that are built for this process as they are.
 
-    Any other is compiled by torch as ever. Without the variable nothing changes, nor if this was
-    called before.
+    Any other is compiled by torch as ever. Without a folder of them nothing changes, nor if this
+    was called before.
     """
     if _folder() is None:
         return
@@ -193,7 +200,7 @@ def _import_if_there(module: str) -> None:
 
 def _folder() -> Path | None:
     """Where the extensions are built, if anybody said so."""
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    named = {**os.environ, **built_variables()}.get("TORCH_EXTENSIONS_DIR")
     return Path(named) if named else None
 
 

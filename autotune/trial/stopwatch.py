@@ -33,7 +33,12 @@ _LOOK_EVERY = 0.1
 
 
 class Course:
-    """Takes the steps after the floor, one by one, and says when there are enough of them."""
+    """Takes the steps after the floor, one by one, and says when there are enough of them.
+
+    Three stretches: the floor, under the close watch of the memory meter, with compilation and the
+    search for a loss scale in it; what is warm-up still, once the meter has settled, by
+    `steady_from`; the steady rest, which counts. All ranks decide alike: they get the same times.
+    """
 
     def __init__(self, measure: Measure) -> None:
         """Begin with no step.

@@ -13,11 +13,11 @@ from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.check.files import AUTO, rules, write
 from tests.command_line import autotune
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 WARNED = AUTO | {"wall_clock_breakdow": False, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {
@@ -93,7 +93,7 @@ def test_warnings_alone_end_with_0(tmp_path):
     assert answer["unknown"][0] == "bf16.enabled"
 
 
-@cases("flags", "said")
+@pytest.mark.cases("flags", "said")
 def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
     done = autotune("check", write(tmp_path, WARNED).name, *flags, folder=tmp_path, COLUMNS="500")
     assert done.returncode == ExitCode.INVALID_INPUT
@@ -333,7 +333,7 @@ _NOT_READ = ("README.md", "autotune_export.json", "prediction.json", "settings.j
 _NOT_CONFIGURATIONS = (".py", ".md")
 
 
-@cases("engine", "target", "launcher")
+@pytest.mark.cases("engine", "target", "launcher")
 def test_every_file_of_an_export_is_judged(tmp_path, engine, target, launcher):
     chosen = [
         "--set",
@@ -385,7 +385,7 @@ def test_settings_of_a_layout_that_does_not_fit_its_ranks_are_refused(tmp_path):
     assert "actor.megatron.tensor_model_parallel_size 3" in found.violation.message
 
 
-_NEMO_RL = cases.data["_NEMO_RL"]
+_NEMO_RL = DATA["_NEMO_RL"]
 _APART = "false, resources: {gpus_per_node: 4, num_nodes: 1}"
 
 
@@ -403,7 +403,7 @@ def test_the_world_of_a_file_is_that_of_the_ranks_that_train(tmp_path):
         assert (report.world, report.found) == (None, ())
 
 
-@cases("name", "text")
+@pytest.mark.cases("name", "text")
 def test_a_file_that_splits_nothing_by_megatron_is_none_of_its_settings(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     (unread,) = check_files([str(tmp_path / name)], CheckFlags()).unread
@@ -448,7 +448,7 @@ def test_the_place_of_a_setting_is_that_of_its_section(tmp_path):
     assert [one.place.line for one in report.found] == [6]
 
 
-@cases("section", "accelerator", "rule")
+@pytest.mark.cases("section", "accelerator", "rule")
 def test_one_fix_takes_all_that_exclude_each_other(tmp_path, section, accelerator, rule):
     offloads = ("parameters", "opt_states", "activation")
     stage = 2 if rule.endswith("below_stage_3") else 3

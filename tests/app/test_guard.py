@@ -17,12 +17,9 @@ from autotune.report.page.charts import losses
 from autotune.report.page.page import render_page
 from autotune.report.story import read_story
 from autotune.report.terminal.study import render_markdown
-from tests.cases import Cases
 from tests.report.test_terminal import exportable, shown
 from tests.report.told import facts_of
 from tests.search.scripted import ok, rate_of
-
-cases = Cases(__file__)
 
 COURSE = [10.0 - 0.05 * step for step in range(30)]
 
@@ -57,7 +54,7 @@ def test_the_report_names_both(study: Study) -> None:
     assert "drifted" in render_markdown(report)
 
 
-@cases("high", "missed")
+@pytest.mark.cases("high", "missed")
 def test_a_baseline_that_noise_may_have_kept_first_says_what_was_missed(study, high, missed):
     report = read_story(study)
     noisy = dataclasses.replace(

@@ -16,10 +16,10 @@ from autotune.report.candidates.explained import estimate_as_dict, explained_as_
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.command_line import autotune
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
 
@@ -256,7 +256,7 @@ def test_a_model_without_layers_is_refused(tmp_path):
         opened(model=str(tmp_path / "config.json"))
 
 
-LAUNCH = cases.data["LAUNCH"]
+LAUNCH = DATA["LAUNCH"]
 
 
 def test_a_plan_says_what_is_predicted_of_the_users_own_launch(tmp_path):

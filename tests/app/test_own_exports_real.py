@@ -18,9 +18,9 @@ from autotune.contract import Role
 from autotune.engines.deepspeed.extensions import environment
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = pytest.mark.real
 
@@ -82,7 +82,7 @@ def live(out: Path, folder: Path) -> dict[str, Any]:
     return found
 
 
-WAYS: dict[str, list[Any]] = cases.data["WAYS"]
+WAYS: dict[str, list[Any]] = DATA["WAYS"]
 """Command, knobs that change -> what the live engine of its export is, or what the README says
 that the user changes."""
 

@@ -23,14 +23,14 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.command_line import autotune
 from tests.jobs import own_accelerator
 from tests.report import told
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-FLAGS = cases.data["FLAGS"]
+FLAGS = DATA["FLAGS"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_nothing_on_the_front_is_beaten_in_both(found):
 def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook, found):
     engine, before = outlook.engine, found
     ran = [outlook.lattice.candidates[int(at)] for at in before.order[:40:5]]
-    said = outlook.predict(ran)
+    predicted = outlook.predict(ran)
     plans = engine.plans(ran)
     here = situation_of(outlook.job, outlook.environment)
 
@@ -90,8 +90,8 @@ def test_trials_of_the_job_correct_its_plan_and_narrow_it(outlook, found):
                 situation=situation,
                 study="one",
                 plan={**columns_of(plans, row), **changes},
-                seconds=float(said.step_time_s[row]) * slower,
-                peak_bytes=float(said.peak_memory_bytes[row]) * 1.1,
+                seconds=float(predicted.step_time_s[row]) * slower,
+                peak_bytes=float(predicted.peak_memory_bytes[row]) * 1.1,
                 is_out_of_memory=False,
                 limit_bytes=80e9,
             )
@@ -148,7 +148,7 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
-@cases("wish", "said")
+@pytest.mark.cases("wish", "said")
 def test_a_what_if_that_is_none_says_what_is(outlook, monkeypatch, wish, said):
     monkeypatch.setattr("autotune.planning.ranking.legal_rows", None)  # nothing is ranked before
     with pytest.raises(JobError) as error:
@@ -463,10 +463,10 @@ def test_what_offload_takes_of_the_hosts_is_told_per_rank_and_node(tmp_path):
     # Adam in 32 bits with its master copy and 16-bit gradients, a sixth of them in each rank.
     per_node = 3 * 14 * outlook.job.model.shape.n_params / 6
     assert estimate_as_dict(found)["pred_host_memory_bytes"] == pytest.approx(per_node, rel=0.05)
-    said = re.search(
+    match = re.search(
         r"host memory +(\S+) MiB per rank, (\S+) (\w+) per node", printed(print_estimate, found)
     )
-    assert float(said[1]) == pytest.approx(per_node / 3 / 2**20, rel=0.05)
+    assert float(match[1]) == pytest.approx(per_node / 3 / 2**20, rel=0.05)
     assert "host memory" not in printed(print_estimate, estimate_candidate(outlook, setting))
 
 
@@ -496,7 +496,7 @@ def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
     assert data["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens)
 
 
-@cases("flags", "said")
+@pytest.mark.cases("flags", "said")
 def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
     done = autotune("estimate", *flags, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT

@@ -18,14 +18,14 @@ from autotune.record.answer import answer_of
 from autotune.record.table import load_table
 from autotune.report.story import read_story
 from autotune.report.verdict import verdict_of
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import own_accelerator
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-SMALL = cases.data["SMALL"]
+SMALL = DATA["SMALL"]
 
 
 @pytest.fixture

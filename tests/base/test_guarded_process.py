@@ -20,14 +20,14 @@ from autotune.base.guarded_process import (
 )
 from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 MARK = "AUTOTUNE_TEST_MARK"
 """Environment variable by which a test finds all that it started."""
 
-SHAPES = cases.data["SHAPES"]
+SHAPES = DATA["SHAPES"]
 """How what a command starts may hang in the process tree."""
 
 

@@ -17,26 +17,26 @@ from autotune.base.secrecy import (
 )
 from autotune.base.yaml_file import dump_yaml
 from autotune.job.model import presets
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 SECRET = "Zq7xV2mK9pLw"
 """Nothing in it but that it is nobody's word."""
 
 
-@cases("name")
+@pytest.mark.cases("name")
 def test_names_of_secrets(name):
     assert is_secret(name)
     assert scrubbed({"a": [{name: SECRET}]}) == {"a": [{name: HIDDEN}]}
 
 
-@cases("name")
+@pytest.mark.cases("name")
 def test_names_of_settings(name):
     assert not is_secret(name)
 
 
-@cases("value")
+@pytest.mark.cases("value")
 def test_values_that_show_what_they_are(value):
     for text in (scrubbed_text(value), scrubbed({"a": [[value]]})["a"][0][0]):
         assert HIDDEN in text
@@ -45,7 +45,7 @@ def test_values_that_show_what_they_are(value):
     assert scrubbed_text(scrubbed_text(value)) == scrubbed_text(value)
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_what_is_no_secret_stays_as_it_is(text):
     assert scrubbed_text(text) == text
 
@@ -120,7 +120,7 @@ def test_scrubbing_twice_changes_nothing(data):
     assert scrubbed(scrubbed(data)) == scrubbed(data)
 
 
-@cases("unit")
+@pytest.mark.cases("unit")
 @pytest.mark.timeout(120)
 def test_no_text_takes_the_square_of_its_length(unit):
     """Where it did, this took hours."""
@@ -128,7 +128,7 @@ def test_no_text_takes_the_square_of_its_length(unit):
     assert len(scrubbed_text(text)) <= len(text) + len(HIDDEN)
 
 
-SECTIONS = cases.data["SECTIONS"]
+SECTIONS = DATA["SECTIONS"]
 
 
 @pytest.mark.parametrize("data", SECTIONS, ids=json.dumps)
@@ -137,7 +137,7 @@ def test_secrets_in_what_is_built_otherwise(data):
     assert "hunter2" not in json.dumps(scrubbed({"a": [[data]]}))
 
 
-@cases("data")
+@pytest.mark.cases("data")
 def test_secrets_in_texts_as_messages_and_reports_spell_them(data):
     for spell in (json.dumps, functools.partial(json.dumps, indent=2), dump_yaml, repr):
         assert "hunter2" not in scrubbed_text(spell({"b": [[data]], "c": {"d": {"e": data}}}))

@@ -20,11 +20,11 @@ from autotune.base.text import (
     shortened,
     texts_on_one_line,
 )
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-ACTING = cases.data["ACTING"]
+ACTING = DATA["ACTING"]
 
 
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
@@ -77,7 +77,7 @@ def test_markdown_of_others_is_no_link_no_formula_and_no_letter_by_number(text):
     assert re.search(r"(?<!\\)[$&]|https?:|www\.", line, re.IGNORECASE) is None
 
 
-FORMULAS = cases.data["FORMULAS"]
+FORMULAS = DATA["FORMULAS"]
 
 
 @pytest.mark.parametrize("text", FORMULAS)

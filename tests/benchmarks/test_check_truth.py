@@ -29,16 +29,16 @@ from benchmarks.mutants import (
     Mutant,
     mutants,
 )
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 SEED = 7
 KNOWN: dict[str, str] = {}
 """Mutants of the run below of which `check` is known to say something wrong -> why."""
 
 PASSED, REFUSED = Said(would_run=True, findings=()), Said(would_run=False, findings=("raised x",))
-READS = cases.data["READS"]
+READS = DATA["READS"]
 
 
 def mutant(text, **other):
@@ -88,7 +88,7 @@ def test_what_is_said_is_compared_with_what_happened(said, error, expected):
     assert word('{"train_batch_size": 2}', said, error) == expected
 
 
-@cases("text", "reads")
+@pytest.mark.cases("text", "reads")
 def test_running_otherwise_without_a_word_is_a_miss(text, reads):
     assert word(text, PASSED, **reads) == MISS
     assert word(text, REFUSED, **reads) == OTHER_WORD
@@ -124,14 +124,14 @@ TRAINERS = {
 
 def kinds():
     """A file of each kind, for those who read it."""
-    for name, config in cases.data["KINDS"].items():
+    for name, config in DATA["KINDS"].items():
         yield mutant(json.dumps(config), name=name)
-    for name, config in cases.data["ACCELERATES"].items():
+    for name, config in DATA["ACCELERATES"].items():
         section = {"deepspeed_config_file": CONFIG_FILE, "zero3_init_flag": False}
         outer = ACCELERATE_BASE | {"deepspeed_config": section}
         files = {CONFIG_FILE: json.dumps(config), ACCELERATE_FILE: yaml.safe_dump(outer)}
         yield mutant("", name=name, consumer="accelerate", files=files, named=ACCELERATE_FILE)
-    for name, fields in cases.data["FIELDS"].items():
+    for name, fields in DATA["FIELDS"].items():
         outer = ACCELERATE_BASE | {"deepspeed_config": {"zero_stage": 1}} | fields
         files = {ACCELERATE_FILE: yaml.safe_dump(outer)}
         yield mutant("", name=name, consumer="accelerate", files=files, named=ACCELERATE_FILE)

@@ -3,11 +3,11 @@
 import csv
 
 from benchmarks.recipes import RECIPES, compared, in_words, place_of
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-ROW = cases.data["ROW"]
+ROW = DATA["ROW"]
 
 
 def test_every_recipe_has_a_source_and_a_layout() -> None:

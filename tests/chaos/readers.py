@@ -46,7 +46,7 @@ from autotune.search.trial_spec import MEASURE
 from autotune.space.grid import grid_rows
 from autotune.space.knob import Context
 from autotune.space.space_file import load_space
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.job_readers import make_reader_of_others
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
@@ -57,11 +57,11 @@ from tests.report.diagnosed import diagnosed, split_of
 from tests.report.test_terminal import exportable, finished
 from tests.trials import spec
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-JOB = cases.data["JOB"]
-SPACE = cases.data["SPACE"]
-DS_CONFIG = cases.data["DS_CONFIG"]
+JOB = DATA["JOB"]
+SPACE = DATA["SPACE"]
+DS_CONFIG = DATA["DS_CONFIG"]
 ACCELERATE = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "DEEPSPEED",
@@ -70,7 +70,7 @@ ACCELERATE = {
     "num_machines": 1,
     "num_processes": 2,
 }
-LAUNCH = cases.data["LAUNCH"]
+LAUNCH = DATA["LAUNCH"]
 _SHELL = (
     *("A=", "A+=(", "$A", "${A[@]}", "${A:-4}", "$((", "))", "$(", "(", ")", "{", "}", "<(", "<"),
     *("'", '"', "`", "\\", "\n", " ", " if ", " [ ", " ] ", " then ", " else ", "\nfi\n", " do "),
@@ -80,7 +80,7 @@ _SHELL = (
     *(" --tensor-model-parallel-size ", " --pipeline-model-parallel-layout ", " train.py "),
 )
 """What a shell reads otherwise than text, and words of a launch."""
-SOAK = cases.data["SOAK"]
+SOAK = DATA["SOAK"]
 
 
 def make_readers(folder: Path, *, report_every: int = 5) -> list[Reader]:

@@ -14,9 +14,6 @@ from autotune.engines.deepspeed.sources.accelerate_fields import (
     TOP_FIELDS,
     violations,
 )
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 ACCUMULATION = "gradient_accumulation_steps"
 PLAIN = {
@@ -164,7 +161,7 @@ def test_an_unknown_field_of_the_section_does_nothing(tmp_path):
     assert "did you mean zero_stage?" in one.fix
 
 
-@cases("name", "home")
+@pytest.mark.cases("name", "home")
 def test_an_ignored_field_is_told_where_it_counts(name, home):
     data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | {name: 1}}
     (one,) = violations(data)
@@ -172,7 +169,7 @@ def test_an_ignored_field_is_told_where_it_counts(name, home):
     assert home in one.fix
 
 
-@cases("field", "fix")
+@pytest.mark.cases("field", "fix")
 def test_a_precision_in_the_section_is_wanted_only_where_it_is_on(field, fix):
     data = PLAIN | {"deepspeed_config": PLAIN["deepspeed_config"] | field}
     assert [one.fix for one in violations(data)] == [fix]
@@ -211,7 +208,7 @@ def test_a_file_for_something_else_is_not_read_so_closely():
     assert told({"compute_environment": "AMAZON_SAGEMAKER", "anything": 1}) == []
 
 
-@cases("sizes", "is_taken")
+@pytest.mark.cases("sizes", "is_taken")
 def test_sizes_that_the_ranks_do_not_make(sizes, is_taken):
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     found = violations(file_with(parallelism_config=given))

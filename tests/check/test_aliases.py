@@ -3,10 +3,10 @@
 import yaml
 
 from autotune.app.check import write_fix
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.check.files import checked, messages, rules, write
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 SHARED = """\
 common: &common
@@ -72,4 +72,4 @@ def test_a_stage_at_the_top_of_a_yaml_is_moved(tmp_path):
     assert rules(checked(path)) == []  # an application's
 
 
-DOCUMENTS = cases.data["DOCUMENTS"]
+DOCUMENTS = DATA["DOCUMENTS"]

@@ -14,12 +14,12 @@ from autotune.base.errors import JobError
 from autotune.base.nested import look_up
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.fixes import is_same
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.check.files import AUTO, all_chosen, checked, rules, write
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-PLAIN: dict[str, Any] = cases.data["PLAIN"]
+PLAIN: dict[str, Any] = DATA["PLAIN"]
 TRAINERS = AUTO | {"zero_optimization": {"stage": 2, "overlap_comm": True}}
 WORLD = 8
 
@@ -240,12 +240,12 @@ def options(report) -> list[str]:
 BATCH = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16}
 
 
-@cases("before", "after")
+@pytest.mark.cases("before", "after")
 def test_what_belongs_elsewhere_is_moved_with_its_value(tmp_path, before, after):
     assert fixed(tmp_path, {"train_batch_size": 8} | before) == {"train_batch_size": 8} | after
 
 
-@cases("config", "said")
+@pytest.mark.cases("config", "said")
 def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, config, said):
     report = checked(write(tmp_path, {"train_batch_size": 8} | config), world=WORLD)
     assert report.fixed_text is None
@@ -275,7 +275,7 @@ def test_two_precisions_are_a_choice_with_a_number(tmp_path, number, off):
     assert report.passes
 
 
-@cases("chosen", "said")
+@pytest.mark.cases("chosen", "said")
 def test_a_choice_that_is_none_is_named(tmp_path, chosen, said):
     path = write(tmp_path, BATCH)
     with pytest.raises(JobError, match=said):
@@ -297,7 +297,7 @@ def test_every_choice_leads_on(tmp_path):
     assert report.questions == ()
 
 
-@cases("name", "text", "after")
+@pytest.mark.cases("name", "text", "after")
 def test_yaml_is_mended_where_it_stands(tmp_path, name, text, after):
     path = write(tmp_path, text, name)
     report = checked(path)
@@ -310,7 +310,7 @@ def test_accelerates_section_is_mended_in_its_own_words(tmp_path):
     assert report.fixed_text == "# mine\ndeepspeed_config:\n  # big\n  zero_stage: 2\n"
 
 
-@cases("config")
+@pytest.mark.cases("config")
 @pytest.mark.parametrize("zero", [{}, {"zero_optimization": {"stage": 2}}])
 def test_an_auto_that_comes_to_its_place_tells_the_reader_at_once(tmp_path, config, zero):
     """With the "auto" in its place the file is Trainer's: what that refuses is mended, too."""

@@ -7,10 +7,7 @@ import pytest
 
 from autotune.base.nested import merge
 from autotune.engines.deepspeed.sources.consumers import Consumer
-from tests.cases import Cases
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
-
-cases = Cases(__file__)
 
 
 def trained(tmp_path, config, arguments="", world=2, **how):
@@ -42,7 +39,7 @@ def test_what_is_filled_in_is_multiplied(tmp_path):
     assert report.exit_code(fixed=True) == 0
 
 
-@cases("change", "arguments", "named")
+@pytest.mark.cases("change", "arguments", "named")
 def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arguments, named):
     report = trained(tmp_path, merge(AUTO, change), arguments)
     assert rules(report) == ["huggingface.mismatch"]
@@ -52,7 +49,7 @@ def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arg
     assert '"auto"' in question.options[0].words or " auto" in question.options[0].words
 
 
-@cases("arguments")
+@pytest.mark.cases("arguments")
 def test_a_variable_of_the_shell_is_not_known(tmp_path, arguments):
     config = AUTO | {
         "train_micro_batch_size_per_gpu": 2,
@@ -73,7 +70,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 WARM = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 40, "total_num_steps": 500}}
 
 
-@cases("arguments", "refused", "open_")
+@pytest.mark.cases("arguments", "refused", "open_")
 def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refused, open_):
     write(tmp_path, PLAIN, "train.py")
     report = trained(tmp_path, AUTO | {"scheduler": WARM}, f"--weight_decay 0 {arguments}")
@@ -84,7 +81,7 @@ def test_the_steps_of_a_schedule_are_compared_or_named(tmp_path, arguments, refu
     assert bool(open_) == bool(named)
 
 
-@cases("arguments", "refused", "is_open")
+@pytest.mark.cases("arguments", "refused", "is_open")
 def test_a_global_batch_is_compared_with_trainers_defaults(tmp_path, arguments, refused, is_open):
     write(tmp_path, PLAIN, "train.py")
     report = trained(tmp_path, AUTO | {"train_batch_size": 16}, arguments)
@@ -121,7 +118,7 @@ def test_stage_3_as_text_is_none_for_accelerate(tmp_path):
     assert accelerate_reads(json.loads(report.fixed_text)["zero_optimization"]) is True
 
 
-@cases("asked", "config", "refused")
+@pytest.mark.cases("asked", "config", "refused")
 def test_the_precision_of_accelerate(tmp_path, asked, config, refused):
     path = write(tmp_path, {"zero_optimization": {"stage": 2}} | AUTO | config)
     line = f"accelerate launch --use_deepspeed --mixed_precision {asked} train.py"
@@ -282,7 +279,7 @@ def arguments_in_yaml(tmp_path, **changes):
     return write(tmp_path, f"{text}\ndeepspeed:\n  zero_optimization: {{stage: 1}}\n", "a.yaml")
 
 
-@cases("name", "text", "fix")
+@pytest.mark.cases("name", "text", "fix")
 def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix):
     """HfArgumentParser reads the file with PyYAML, and converts nothing."""
     from transformers import HfArgumentParser
@@ -298,13 +295,13 @@ def test_a_number_that_is_text_reaches_trainer_as_text(tmp_path, name, text, fix
     assert path.read_text(encoding="utf-8").splitlines()[found.place.line - 1].startswith(name)
 
 
-@cases("changes", "launch")
+@pytest.mark.cases("changes", "launch")
 def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     report = checked(arguments_in_yaml(tmp_path, **changes), launch=launch)
     assert "huggingface.number_as_text" not in rules(report)
 
 
-@cases("given", "arguments", "script", "found")
+@pytest.mark.cases("given", "arguments", "script", "found")
 def test_what_trainer_does_at_a_stage_or_with_a_section(tmp_path, given, arguments, script, found):
     section = {name: value for name, value in given.items() if name != "stage"}
     config = {"zero_optimization": {"stage": given["stage"]}, "activation_checkpointing": section}

@@ -8,11 +8,11 @@ import pytest
 
 from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import JobError
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-FILES, JOBS = cases.data["FILES"], cases.data["JOBS"]
+FILES, JOBS = DATA["FILES"], DATA["JOBS"]
 GPT = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 "
     "--num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 "

@@ -15,16 +15,16 @@ from autotune.base.user_text import MAX_BYTES
 from autotune.check import NotADsConfigError, read, read_all
 from autotune.engines.deepspeed.sources.consumers import Consumer, inserted
 from tests import forked_children
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.check.files import AUTO, checked, messages, rules, write
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 NOTHING = {"gradient_accumulation_steps": 1}
 
 
-@cases("name", "content", "kind")
+@pytest.mark.cases("name", "content", "kind")
 def test_a_file_that_holds_none_is_told_in_one_line(tmp_path, name, content, kind):
     text = content if isinstance(content, str) else _text(name, content)
     path = write(tmp_path, text, name)
@@ -39,7 +39,7 @@ def _text(name, content):
     return json.dumps(content) if name.endswith(".json") else yaml.safe_dump(content)
 
 
-@cases("content")
+@pytest.mark.cases("content")
 def test_a_ds_config_is_one_with_few_keys_and_misspelt_ones(tmp_path, content):
     assert read(write(tmp_path, content)).config == content
 
@@ -203,7 +203,7 @@ def _made_by_accelerate(path, *more):
     return made
 
 
-@cases("section", "precision")
+@pytest.mark.cases("section", "precision")
 def test_the_section_is_what_the_installed_accelerate_makes_of_it(tmp_path, section, precision):
     pytest.importorskip("accelerate")
     file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
@@ -227,7 +227,7 @@ def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
     assert {**source.config, **added} == _made_by_accelerate(path, inner)
 
 
-NEOX = cases.data["NEOX"]
+NEOX = DATA["NEOX"]
 
 
 def test_gpt_neox_hands_over_some_of_its_keys(tmp_path):
@@ -297,7 +297,7 @@ def test_lightning_takes_a_configuration(tmp_path, has_file):
     assert report.source.path.name == ("ds.json" if has_file else "config.yaml")
 
 
-@cases("keys", "reader")
+@pytest.mark.cases("keys", "reader")
 def test_readers_of_trainers_arguments_are_told_by_their_keys(tmp_path, keys, reader):
     write(tmp_path, AUTO, "ds.json")
     path = write(tmp_path, yaml.safe_dump(keys | {"deepspeed": "ds.json"}), "train.yaml")
@@ -381,7 +381,7 @@ def test_what_keeps_a_text_from_being_json_is_told_with_its_line(tmp_path, text,
     assert f"line 2: {why}" in found.violation.message
 
 
-@cases("text", "said")
+@pytest.mark.cases("text", "said")
 def test_what_no_reader_takes_is_named(tmp_path, text, said):
     pytest.importorskip("hjson")
     with pytest.raises(RenderError, match=said):
@@ -509,7 +509,7 @@ def test_a_foreign_file_that_names_a_file_elsewhere_holds_none(tmp_path):
         read(write(tmp_path, text, "docker-compose.yml"))
 
 
-@cases("flags", "changes", "is_refused")
+@pytest.mark.cases("flags", "changes", "is_refused")
 def test_megatron_deepspeed_makes_its_optimizer_itself(tmp_path, flags, changes, is_refused):
     offloaded = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
     config = {
@@ -527,7 +527,7 @@ def test_megatron_deepspeed_makes_its_optimizer_itself(tmp_path, flags, changes,
     assert ("megatron_deepspeed.cpu_optimizer" in rules(report)) is is_refused
 
 
-@cases("flags", "stage", "is_taken")
+@pytest.mark.cases("flags", "stage", "is_taken")
 def test_experts_of_megatron_deepspeed_make_whole_groups(tmp_path, flags, stage, is_taken):
     config = {"train_batch_size": 4, "zero_optimization": {"stage": stage}}
     line = (

@@ -13,12 +13,12 @@ from autotune.base.errors import ExitCode
 from autotune.base.plugins import plugin_names
 from autotune.cli import flags
 from tests import snapshots
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.command_line import autotune
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-COMMANDS = cases.data["COMMANDS"]
+COMMANDS = DATA["COMMANDS"]
 FLAGS = table_beside(flags.__file__, "flags.json")
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 
@@ -81,7 +81,7 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
     assert json.loads(best.stdout)["confirm_trials"] < plan["confirm_trials"]
 
 
-@cases("flags")
+@pytest.mark.cases("flags")
 def test_two_forms_of_a_report_are_refused(flags: tuple[str, ...], tmp_path: Path) -> None:
     done = autotune(*flags, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
@@ -107,7 +107,7 @@ def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
     assert (plan["model"], plan["seq_len"]) == ("tiny-gpt2", 32)
 
 
-@cases("arguments", "expected")
+@pytest.mark.cases("arguments", "expected")
 def test_what_a_user_gets_wrong_is_named_without_a_traceback(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:

@@ -12,10 +12,7 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.job.job import JobText
 from autotune.job.model import load_model, without_address
 from autotune.testing import ENVIRONMENT
-from tests.cases import Cases
 from tests.command_line import autotune
-
-cases = Cases(__file__)
 
 PLAIN: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -72,7 +69,7 @@ def test_python_reads_it_alike() -> None:
     assert first.as_dict() == second.as_dict()
 
 
-@cases("written", "read")
+@pytest.mark.cases("written", "read")
 def test_a_count_is_read_as_people_write_it(written: object, read: int) -> None:
     keys = {**PLAIN, "lengths": "fixed", "precision": "BF16", "seq_len": written}
     job, data = read_job(None, keys, ENVIRONMENT)
@@ -87,12 +84,12 @@ def test_what_is_no_count_is_refused_with_its_key(written: object) -> None:
     assert "samples per optimizer step" in caught.value.hint
 
 
-@cases("written", "preset")
+@pytest.mark.cases("written", "preset")
 def test_a_model_is_found_by_the_name_that_people_know(written: str, preset: str) -> None:
     assert load_model(written) == load_model(preset)
 
 
-@cases("address")
+@pytest.mark.cases("address")
 def test_a_model_is_found_by_the_address_of_any_of_its_pages(address: str) -> None:
     assert load_model(address) == load_model("qwen3-30b-a3b")
 

@@ -18,12 +18,12 @@ from autotune.contract import (
 )
 from autotune.contract.files import mode_of
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.chaos.mutations import NO_FILES
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-NOT_FILES = cases.data["NOT_FILES"]
+NOT_FILES = DATA["NOT_FILES"]
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
@@ -102,6 +102,6 @@ def test_a_file_is_as_open_as_the_one_before_and_never_runs_as_its_owner(tmp_pat
     assert mode_of(tmp_path) == 0o666 & ~mask, "a folder lends a file no mode"
 
 
-@cases("text", "is_one")
+@pytest.mark.cases("text", "is_one")
 def test_a_count_is_a_few_digits(text, is_one):
     assert is_count(text) == is_one

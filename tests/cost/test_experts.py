@@ -15,14 +15,14 @@ from autotune.cost.sizes import LayerKind, sizes_of
 from autotune.cost.step import step_times
 from autotune.cost.traffic import expert_s
 from autotune.cost.traits import SCALINGS
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.cost.plans import DEVICE
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-TINY: dict[str, Column] = {**DEVICE, **cases.data["TINY"]}
-LATENT: dict[str, Column] = cases.data["LATENT"]
-DEEPSEEK_V3: dict[str, Column] = {**DEVICE, **cases.data["DEEPSEEK_V3"]}
+TINY: dict[str, Column] = {**DEVICE, **DATA["TINY"]}
+LATENT: dict[str, Column] = DATA["LATENT"]
+DEEPSEEK_V3: dict[str, Column] = {**DEVICE, **DATA["DEEPSEEK_V3"]}
 
 
 def tiny(**changes: Column) -> Plans:
@@ -120,7 +120,7 @@ def test_activations_of_latent_attention_are_those_counted() -> None:
     assert kept_per_token(p) == attention + 2 * 2 * 7168 + router + 8 * row + shared
 
 
-@cases("columns", "dropped_bytes")
+@pytest.mark.cases("columns", "dropped_bytes")
 def test_recomputed_modules_are_not_kept(columns: dict[str, float], dropped_bytes: int) -> None:
     base: dict[str, Column] = {"n_layers": 1.0, "shared_expert_hidden": 32.0}
     chosen = {"recompute": float(Recompute.SELECTIVE), "recomputes_scores": 0.0, **columns}

@@ -13,10 +13,10 @@ from autotune.cost import Recompute, predict
 from autotune.cost.row_choices import SETTINGS
 from autotune.cost.table import TableRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.cost.rows import ROW, csv_text, row
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 TABLE = shipped_accelerators()
 SIZES = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab")
@@ -43,12 +43,12 @@ def test_a_full_row_leaves_nothing_open() -> None:
     assert column("recompute") == Recompute.FULL
 
 
-@cases("changes", "name", "expected")
+@pytest.mark.cases("changes", "name", "expected")
 def test_each_value_has_a_column(changes: dict[str, str], name: str, expected: float) -> None:
     assert column(name, **changes) == pytest.approx(expected)
 
 
-@cases("changes", "reason")
+@pytest.mark.cases("changes", "reason")
 def test_another_spelling_is_refused_with_what_is_allowed(
     changes: dict[str, str], reason: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]
     assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
 
 
-@cases("text", "message")
+@pytest.mark.cases("text", "message")
 def test_a_broken_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
@@ -113,10 +113,10 @@ def test_binary_is_refused(tmp_path: Path) -> None:
         read_table(path)
 
 
-LONG_SAMPLES = cases.data["LONG_SAMPLES"]
+LONG_SAMPLES = DATA["LONG_SAMPLES"]
 
 
-@cases("changes")
+@pytest.mark.cases("changes")
 def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
     changes: dict[str, str],
 ) -> None:
@@ -134,11 +134,11 @@ def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
     assert min(others) > 1.3 * fits
 
 
-@cases("newer", "older")
+@pytest.mark.cases("newer", "older")
 def test_a_device_with_more_of_the_same_chip_is_never_slower(newer: str, older: str) -> None:
     names = {accelerator.name: accelerator for accelerator in TABLE}
     of_one_node = {"n_gpus": "8", "gpus_per_node": "8", "interconnect": "8x400Gb", "dp": ""}
-    for layout in cases.data["LAYOUTS"]:
+    for layout in DATA["LAYOUTS"]:
         cells = {**of_one_node, "tp": "1", "pp": "1", **layout}
         memory = [f"{names[name].memory_bytes / 2**30:g}" for name in (newer, older)]
         kinds = [re.sub(r"-\d+GB$", "", name) for name in (newer, older)]

@@ -16,14 +16,14 @@ from autotune.devices.accelerators import (
     shipped_accelerators,
 )
 from autotune.devices.topology import parse_topology
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-ENTRIES = cases.data["ENTRIES"]
+ENTRIES = DATA["ENTRIES"]
 
 
-@cases("device", "memory_gib", "name")
+@pytest.mark.cases("device", "memory_gib", "name")
 def test_devices_as_people_name_them(device: str, memory_gib: float | None, name: str) -> None:
     assert find_accelerator(device, memory_gib=memory_gib).name == name
 
@@ -74,7 +74,7 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
     assert mine.achieved_flops["fp8"] == pytest.approx(160e12)
 
 
-@cases("before", "after", "message", "hint")
+@pytest.mark.cases("before", "after", "message", "hint")
 def test_a_wrong_entry_is_named(before, after, message, hint, tmp_path):
     path = tmp_path / "own.yaml"
     assert before in ENTRIES

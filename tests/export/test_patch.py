@@ -21,14 +21,14 @@ from autotune.export.door import patched as patched_by_dialect
 from autotune.export.patch import Wanted, patched, patched_all
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.observed import RAW, job_of, observed
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-AUTO_CONFIG = cases.data["AUTO_CONFIG"]
+AUTO_CONFIG = DATA["AUTO_CONFIG"]
 OPTIMIZER = '{"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}'
 PLAIN = f"""\
 {{
@@ -42,11 +42,11 @@ PLAIN = f"""\
     "my_own": [1, {{"a": 2}}]
 }}
 """
-ARGUMENTS = cases.data["ARGUMENTS"]
-ACCELERATE = cases.data["ACCELERATE"]
-AXOLOTL = cases.data["AXOLOTL"]
-FACTORY = cases.data["FACTORY"]
-LAUNCH = cases.data["LAUNCH"]
+ARGUMENTS = DATA["ARGUMENTS"]
+ACCELERATE = DATA["ACCELERATE"]
+AXOLOTL = DATA["AXOLOTL"]
+FACTORY = DATA["FACTORY"]
+LAUNCH = DATA["LAUNCH"]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def apply(paths, brought):
     return made
 
 
-OWN_FILES = cases.data["OWN_FILES"]
+OWN_FILES = DATA["OWN_FILES"]
 CHOSEN = [
     {"zero__stage": 0, "micro_batch": 4},
     {"zero__stage": 1, "micro_batch": 2},
@@ -101,7 +101,7 @@ def test_an_export_and_a_patched_file_agree_key_by_key(folder, name, key, chosen
     check_same(exported, changed, folder, tiny_job(folder))
 
 
-OWN_COMMANDS = cases.data["OWN_COMMANDS"]
+OWN_COMMANDS = DATA["OWN_COMMANDS"]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_another_engine_is_told(folder):
         patched_by_dialect([Path("x.sh")], replace(handout, engine="megatron"), engine)
 
 
-READ = cases.data["READ"]
+READ = DATA["READ"]
 
 
 def own_of(folder: Path, **said: Any) -> Wanted:

@@ -15,10 +15,10 @@ from autotune.contract import (
 )
 from autotune.fleet.collect import collect
 from autotune.fleet.node.environment import allowed_environment
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.trials import QUICK, spec
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 
 def ending(outcome=Outcome.LAUNCH, **seen):
@@ -128,7 +128,7 @@ def test_sigterm_is_the_cause_only_where_no_rank_ended_otherwise(
     assert (result.outcome, result.evidence) == (outcome, evidence)
 
 
-@cases("code", "how")
+@pytest.mark.cases("code", "how")
 def test_a_launcher_that_ends_without_a_word_says_how(tmp_path, code, how):
     result = result_of(tmp_path, [], ending(launcher_code=code))
     assert (result.outcome, result.evidence) == (Outcome.LAUNCH, f"the launcher {how}")
@@ -208,7 +208,7 @@ def test_only_listed_variables_are_recorded_and_no_secret():
     assert recorded == {"NCCL_DEBUG": "INFO"}
 
 
-STACKS = cases.data["STACKS"]
+STACKS = DATA["STACKS"]
 
 
 def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_for_it(tmp_path):

@@ -18,9 +18,6 @@ from autotune.contract import (
     to_dict,
 )
 from autotune.fleet.collect import diagnosis_of, use_of
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 SPLIT = Split(
     step_s=1.0,
@@ -76,7 +73,7 @@ def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
     assert found.algbw_bytes_per_s == pytest.approx(1000 / 0.01)
 
 
-@cases("name", "group_size", "algbw", "busbw")
+@pytest.mark.cases("name", "group_size", "algbw", "busbw")
 def test_bandwidths_are_those_of_nccl_tests(name, group_size, algbw, busbw):
     """One second for 1000 bytes that a rank hands in (nccl-tests, doc/PERFORMANCE.md)."""
     one = RankDiagnosis(calls=[calls(1.0, name=name, group_size=group_size)])

@@ -14,10 +14,7 @@ from autotune.fleet.collect import (
     two_speeds,
 )
 from tests import trials
-from tests.cases import Cases
 from tests.trial.test_statistics import SERIES, correlated
-
-cases = Cases(__file__)
 
 SPEC = trials.spec()
 
@@ -63,7 +60,7 @@ def test_a_rank_that_waits_is_not_disturbed_by_itself():
     assert disturbance(SPEC, [rank(cpu_s=0.2, busy_s=0.2)]) == ""
 
 
-@cases("changes", "causes")
+@pytest.mark.cases("changes", "causes")
 def test_time_that_somebody_outside_took(changes, causes):
     assert disturbance(SPEC, [rank(**changes)]) == causes
 

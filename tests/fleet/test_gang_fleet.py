@@ -27,11 +27,8 @@ from autotune.fleet.gang_fleet import GangFleet, GangPlace
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from tests.cases import Cases
 from tests.jobs import CPU
 from tests.trials import spec
-
-cases = Cases(__file__)
 
 
 class Scripted:
@@ -263,7 +260,7 @@ def test_a_lost_agent_is_a_fault_of_the_platform_and_another_takes_its_place(tmp
     fleet.submit(spec(1), tmp_path / "next")
 
 
-@cases("has_second", "evidence")
+@pytest.mark.cases("has_second", "evidence")
 def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_node(
     tmp_path: Path, has_second: bool, evidence: str
 ) -> None:

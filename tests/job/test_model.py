@@ -30,9 +30,9 @@ from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 LLAMA = {
     "model_type": "llama",
@@ -140,7 +140,7 @@ def test_presets_are_the_true_shapes(name: str) -> None:
     assert built_preset(name)[0].n_params == PUBLISHED[name].n_params
 
 
-@cases("name", "total", "active")
+@pytest.mark.cases("name", "total", "active")
 def test_mixtures_are_as_large_as_their_cards_say(name: str, total: float, active: float) -> None:
     """Some cards round, leave embeddings out of what is active, or count a layer of MTP."""
     shape = load_model(name).shape
@@ -195,7 +195,7 @@ def test_a_secret_in_a_config_is_not_kept(tmp_path: Path) -> None:
     assert model.shape.hidden == LLAMA["hidden_size"]
 
 
-@cases("repository", "preset")
+@pytest.mark.cases("repository", "preset")
 def test_a_repository_of_the_same_shape_is_a_preset(repository: str, preset: str | None) -> None:
     assert preset_of_repository(repository) == preset
 
@@ -261,10 +261,10 @@ def test_an_architecture_that_is_unknown_has_near_names_and_not_a_list_of_all() 
     assert caught.value.hint.startswith("did you mean llama or ")
 
 
-MIXTURE = cases.data["MIXTURE"]
+MIXTURE = DATA["MIXTURE"]
 
 
-@cases("family", "change")
+@pytest.mark.cases("family", "change")
 def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> None:
     config = {**MIXTURE, "model_type": family, **change}
     if family.startswith(("qwen", "deepseek", "glm")):
@@ -272,7 +272,7 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
     assert_counts_as_built(shape_by_formula(config, "here"), config)
 
 
-@cases("family", "change", "unsaid")
+@pytest.mark.cases("family", "change", "unsaid")
 def test_a_family_whose_layers_cannot_be_said_is_named(
     family: str, change: dict[str, Any], unsaid: str
 ) -> None:
@@ -339,7 +339,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
     assert by_folder.supports_tp
 
 
-@cases("change", "key", "says")
+@pytest.mark.cases("change", "key", "says")
 def test_a_bad_config_is_refused_by_file_and_key(
     tmp_path: Path, change: dict[str, Any], key: str, says: str
 ) -> None:
@@ -427,7 +427,7 @@ def test_a_factory_may_read_values_while_it_builds(factories: str) -> None:
     assert model_probe.shape_of(model_probe.build(source_of(factories, "Reads")))["vocab"] == 50
 
 
-@cases("name", "says")
+@pytest.mark.cases("name", "says")
 def test_a_factory_without_a_usable_module_is_refused(
     factories: str, name: str, says: str
 ) -> None:
@@ -471,6 +471,6 @@ def test_a_family_has_the_attention_that_its_class_has(family) -> None:
     assert list(FAMILIES[family].attention) == [name for name, is_there in has.items() if is_there]
 
 
-@cases("config", "seq_len", "expected")
+@pytest.mark.cases("config", "seq_len", "expected")
 def test_a_window_that_samples_do_not_fit_in_is_not_split(config, seq_len, expected):
     assert is_split_by_ulysses(config, seq_len) is expected

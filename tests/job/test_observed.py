@@ -12,10 +12,10 @@ from autotune.job.observed import (
     placeholders_of,
     refuse_unobserved,
 )
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.observed import RAW, TRAINER, observed
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 
 def test_the_batch_is_the_one_that_arrived() -> None:
@@ -176,7 +176,7 @@ def test_a_placeholder_for_a_flag_stands_there_where_the_knob_is_on() -> None:
     assert filled_in(command, on) == ["a.py", "--ckpt", "", "--x="]
 
 
-@cases("outcome", "evidence", "helps")
+@pytest.mark.cases("outcome", "evidence", "helps")
 def test_a_first_run_that_measured_nothing_says_what_helps(
     outcome: str, evidence: str, helps: str
 ) -> None:
@@ -204,7 +204,7 @@ def by_hand_of(command: str) -> Observed:
     return observed(passes, command=command.split(), read_back={"grad_accum": 1})
 
 
-@cases("words", "meant")
+@pytest.mark.cases("words", "meant")
 def test_a_placeholder_that_is_not_what_ran_is_left_alone(
     words: str, meant: dict[str, str]
 ) -> None:
@@ -265,10 +265,10 @@ def test_what_is_the_user_s_own_stays_in_the_user_s_words() -> None:
     assert filled_in(command, {**own, "overlap_comm": False})[2] == "False"
 
 
-SOURCES = cases.data["SOURCES"]
+SOURCES = DATA["SOURCES"]
 
 
-@cases("key", "place")
+@pytest.mark.cases("key", "place")
 def test_a_key_belongs_into_the_file_that_has_it(key: str, place: list[str] | None) -> None:
     script = observed({**RAW, "sources": SOURCES})
     found = script.place_of(key)
@@ -281,7 +281,7 @@ def test_a_key_belongs_into_the_file_that_has_it(key: str, place: list[str] | No
     assert by_path.place_of(key) is None, "DeepSpeed reads it itself"
 
 
-@cases("word", "is_it")
+@pytest.mark.cases("word", "is_it")
 def test_a_setting_on_the_command_line_is_none_of_the_code(word: str, is_it: bool) -> None:
     script = observed(RAW, command=["torchrun", "app.py", word])
     place = script.place_outside_files("zero_optimization.stage")

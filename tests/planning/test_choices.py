@@ -34,9 +34,9 @@ from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from autotune.space.candidate import format_value
 from autotune.space.knob import knobs_of
 from autotune.space.knobs import changing_knobs
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 JOB = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 8}
 H100 = FleetWishes(gpu="H100")
@@ -132,7 +132,7 @@ def test_where_nothing_fits_the_smallest_are_shown_and_a_program_learns_it():
     assert len(json.loads(done.stdout)["candidates"]) == 3
 
 
-@cases("times_s", "fit", "sets", "order")
+@pytest.mark.cases("times_s", "fit", "sets", "order")
 def test_what_leads(times_s, fit, sets, order):
     fits, more = np.array(fit), {name: np.array(values) for name, values in sets.items()}
     assert ranked(np.array(times_s), fits, fits, min_fit=0.9, **more).tolist() == order
@@ -249,7 +249,7 @@ def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(m
     assert explain_candidate(outlook, wanted).place == n_same + 1
 
 
-SPACE_WITH_FP8 = cases.data["SPACE_WITH_FP8"]
+SPACE_WITH_FP8 = DATA["SPACE_WITH_FP8"]
 
 
 def test_a_space_that_is_named_has_its_fastest_first_whatever_that_trains(mixture, tmp_path):

@@ -12,12 +12,12 @@ from autotune.contract import read_json, write_json
 from autotune.record.facts import Facts
 from autotune.record.soak import SOAK_FILE, read_soak
 from autotune.record.study import Study
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.chaos.readers import SOAK
 from tests.record.test_study import FILES, a_spec
 from tests.search.scripted import ok
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 
 def edited(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def edited(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     return json.loads(json.dumps(changed))
 
 
-SPEC_LIES = cases.data["SPEC_LIES"]
+SPEC_LIES = DATA["SPEC_LIES"]
 
 
 @pytest.mark.parametrize(("path", "value"), SPEC_LIES, ids=[f"{p}-{v}" for p, v in SPEC_LIES])
@@ -53,7 +53,7 @@ def test_a_limit_that_cannot_be_is_none(value: object) -> None:
     assert Facts.of({"allowed_bytes": value}).allowed_bytes == math.inf
 
 
-SOAK_LIES = cases.data["SOAK_LIES"]
+SOAK_LIES = DATA["SOAK_LIES"]
 
 
 def test_a_soak_that_can_be_is_read(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-ROW: dict[str, Any] = cases.data["ROW"]
+ROW: dict[str, Any] = DATA["ROW"]
 COLUMNS = tuple(ROW)
 
 

@@ -19,14 +19,11 @@ from autotune.report.compare.comparison import (
     leads_of,
 )
 from autotune.report.terminal.tables import print_parts
-from tests.cases import Cases
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
 from tests.report.told import printed
 from tests.report.wide import varied
 from tests.search.scripted import ENVIRONMENT
-
-cases = Cases(__file__)
 
 
 def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigures:
@@ -108,7 +105,7 @@ def test_studies_of_two_kinds_are_compared_by_accelerator_and_by_money(tmp_path:
     assert "does most for the same money" in page
 
 
-@cases("text", "name", "price")
+@pytest.mark.cases("text", "name", "price")
 def test_a_price_is_one_for_all_or_by_kind(text: str, name: str, price: float | None) -> None:
     assert price_for(text, name, where="--price") == price
 

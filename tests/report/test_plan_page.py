@@ -74,8 +74,8 @@ def test_a_baseline_of_the_users_is_the_one_that_it_begins_with(tmp_path: Path) 
 @pytest.mark.parametrize(("engine", "says"), [("megatron", True), ("deepspeed", False)])
 def test_it_says_what_the_front_leaves_out(tmp_path: Path, engine: str, says: bool) -> None:
     page = autotune.plan(**JOB, engine=engine).page(tmp_path / "fp8.html").read_text("utf-8")
-    said = "The Pareto front leaves out what changes the training, as "
-    assert (said in page) is says
+    sentence = "The Pareto front leaves out what changes the training, as "
+    assert (sentence in page) is says
 
 
 def test_where_nothing_fits_it_says_so(tmp_path: Path) -> None:

@@ -451,9 +451,9 @@ def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> No
     in_round_1 = disturbing(lambda spec: spec.identity.confirm_round == 1, slower=1.0)
     report = read_story(finished(tmp_path, in_round_1))
     assert report.answer.best.n_disturbed == 1
-    told = dict(facts_of(report))
-    assert "3 runs, 1 disturbed" in told["best"]
-    assert "careful" not in told, "most runs were not disturbed"
+    facts = dict(facts_of(report))
+    assert "3 runs, 1 disturbed" in facts["best"]
+    assert "careful" not in facts, "most runs were not disturbed"
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from autotune.record.study import Study
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.hasty import HASTY
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = [pytest.mark.real, pytest.mark.thorough]
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
-SPACE = cases.data["SPACE"]
+SPACE = DATA["SPACE"]
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -20,10 +20,10 @@ from autotune.space.knob import Context, knobs_of
 from autotune.space.knobs import canonical
 from autotune.space.space_file import load_space
 from tests import site_pages
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.record_space_schema import schema, schema_text
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = Context(
@@ -49,12 +49,12 @@ def values(path, knob="micro_batch"):
     return load_space(path, KNOBS).domains[knob].values
 
 
-@cases("text", "expected")
+@pytest.mark.cases("text", "expected")
 def test_values_can_be_written_in_several_ways(written, text, expected):
     assert values(written(text)) == tuple(expected)
 
 
-@cases("text", "message", "hint")
+@pytest.mark.cases("text", "message", "hint")
 def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, message, hint):
     path = written(text)
     with pytest.raises(JobError) as caught:
@@ -67,7 +67,7 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *cases.data["NO_SPACES"],
+        *DATA["NO_SPACES"],
         ("knobs: " + "[" * 60 + "]" * 60, "deeper than 50 levels"),
         ("[" * 5000, "deeper than 50 levels"),
         (f"name: a\nknobs: {{tp: [{'9' * 10000}]}}", "not valid YAML"),
@@ -242,7 +242,7 @@ def test_shipped_spaces_pass_the_published_schema(name):
     jsonschema.validate(yaml.safe_load(text), schema(KNOBS))
 
 
-@cases("knobs")
+@pytest.mark.cases("knobs")
 def test_the_schema_refuses_what_the_loader_refuses(knobs, tmp_path):
     space = {"name": "mine", "knobs": knobs}
     with pytest.raises(jsonschema.ValidationError):
@@ -294,7 +294,7 @@ def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(writte
     assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}
 
 
-@cases("text", "said")
+@pytest.mark.cases("text", "said")
 def test_what_only_yaml_1_1_knows_is_refused(written, text, said):
     with pytest.raises(JobError, match=said):
         load_space(written(text), KNOBS)

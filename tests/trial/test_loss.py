@@ -6,11 +6,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.job.model_families import FAMILIES, has_plain_loss
 from autotune.trial.scripts.train import IGNORED, apply_recompute, chunk_loss, chunk_mlps
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-SIZES = cases.data["SIZES"]
+SIZES = DATA["SIZES"]
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LATENT = {
     **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
@@ -74,7 +74,7 @@ def test_the_logits_of_all_tokens_never_exist_at_once():
     assert sorted(seen) == [(4, 96)] * 2 + [(10, 96)] * 4
 
 
-@cases("config")
+@pytest.mark.cases("config")
 def test_a_model_that_adds_to_its_loss_is_not_on_the_list(config):
     assert not has_plain_loss(config)
 

@@ -24,7 +24,7 @@ from autotune.job.job import make_job
 from autotune.record.study import Study
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.trial.engines.megatron_checkout import read_log
+from autotune.trial.megatron_log import read_log
 from tests.trials import CPU, QUICK
 
 CHECKOUT = os.environ.get("MEGATRON_PATH", "")

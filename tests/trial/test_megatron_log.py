@@ -2,7 +2,7 @@
 
 import math
 
-from autotune.trial.engines.megatron_checkout import LoggedIteration, read_log
+from autotune.trial.megatron_log import LoggedIteration, read_log
 
 OLD = (
     " [2025-11-02 10:00:01] iteration        2/      10 | consumed samples:           16 | "

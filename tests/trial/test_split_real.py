@@ -15,17 +15,17 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.mixtures import SPLIT_BESIDE_AUTOEP
 from autotune.job.job import Job
 from autotune.search.trial_spec import Role, Run, make_spec
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.driven_ranks import train_cases
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.trials import changed
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = pytest.mark.real
 
-MODELS: dict[str, dict[str, Any]] = cases.data["models"]
-PAIRS: dict[str, dict[str, Any]] = cases.data["pairs"]
+MODELS: dict[str, dict[str, Any]] = DATA["models"]
+PAIRS: dict[str, dict[str, Any]] = DATA["pairs"]
 LEAST_NORM = 0.1
 """What clipped pairs clip at."""
 SGD = {"type": "SGD", "params": {"lr": 0.3}}

@@ -8,9 +8,9 @@ from autotune.engines.deepspeed.knobs.situation import stages
 from autotune.job.model import load_model
 from autotune.job.published import preset_table
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -46,7 +46,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-GPT2 = cases.data["GPT2"]
+GPT2 = DATA["GPT2"]
 CONFIGS = {
     "llama": ROTARY | {"model_type": "llama"},
     "llama, all biases, tied": ROTARY
@@ -68,7 +68,7 @@ CONFIGS = {
     "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
 }
 
-LAYER = cases.data["LAYER"]
+LAYER = DATA["LAYER"]
 """Hugging Face's names within a layer -> ours."""
 
 
@@ -150,7 +150,7 @@ def test_layers_are_counted_as_they_are_built(name):
     assert sum(layer_sizes(Build(shape=shape))) == built + again
 
 
-@cases("changes", "reason")
+@pytest.mark.cases("changes", "reason")
 def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, reason):
     config = ROTARY | {"model_type": "llama"} | changes
     assert reason in refusal({"config": config}, seq_len=TOKENS, lengths={})

@@ -9,7 +9,7 @@ import pytest
 from autotune.engines.deepspeed.rules.releases import READ, TRIED
 from autotune.engines.megatron.plugin import Megatron
 from autotune.engines.releases import release_of
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.gpu.wheels import WheelsError
 from tests.versions import pythons
@@ -23,9 +23,9 @@ from tests.versions.environments import (
 from tests.versions.megatron import record_of
 from tests.versions.run import RECORDS, TESTS, measured, summary
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-REPORT = cases.data["REPORT"]
+REPORT = DATA["REPORT"]
 
 
 RECORDED = [name for name in names() if (RECORDS / f"{name}.json").exists()]
@@ -60,7 +60,7 @@ def test_a_newer_python_passed_what_needs_no_torch(release):
     assert f"Python :: {release}" in classifiers
 
 
-@cases("installs", "pytest_code", "code", "line")
+@pytest.mark.cases("installs", "pytest_code", "code", "line")
 def test_a_newer_python_that_is_here_is_tried_or_fails(
     installs, pytest_code, code, line, tmp_path, monkeypatch, capsys
 ):

@@ -7,11 +7,8 @@ read-back see both.
 
 import importlib
 import importlib.util
-import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +18,7 @@ from megatron.core.utils import get_model_config
 from autotune.contract import OwnLog, RankReport
 from autotune.trial.engines.megatron_live import LiveMegatron
 from autotune.trial.guest.hooks import call_after_imports
+from autotune.trial.megatron_log import read_log
 from autotune.trial.scripts import megatron_cpu, train_megatron
 
 _LOOP = "megatron.training.training"
@@ -175,38 +173,3 @@ class LiveCheckout(LiveMegatron):
             loss=logged[-1].loss,
             measured_loss=report.losses[-2],
         )
-
-
-_ITERATION = re.compile(
-    r"\biteration +(\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): *([\d.]+) *\|(.*)"
-)
-_LOSS = re.compile(r" lm loss: *([-+.\w]+) *\|")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggedIteration:
-    """A line of the last rank: the iterations since the line before it, on average."""
-
-    iteration: int
-    """Number of the last one, from 1."""
-    time_s: float
-    """Seconds of one iteration."""
-    loss: float | None = None
-    """Mean loss; None where every iteration was skipped."""
-
-
-def read_log(lines: Iterable[str]) -> list[LoggedIteration]:
-    """What the lines of a run say; one that another rank printed into is left out."""
-    found = []
-    for line in lines:
-        if match := _ITERATION.search(line):
-            loss = _LOSS.search(match[3])
-            with suppress(ValueError):
-                found.append(
-                    LoggedIteration(
-                        iteration=int(match[1]),
-                        time_s=float(match[2]) / 1e3,
-                        loss=float(loss[1]) if loss else None,
-                    )
-                )
-    return found

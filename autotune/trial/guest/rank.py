@@ -24,7 +24,7 @@ from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
 from autotune.trial.guest.hooks import Hook, around, call_after_imports
 from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
-from autotune.trial.prebuilt import use_built
+from autotune.trial.prebuilt import built_variables, use_built
 from autotune.trial.rank import Rank, versions
 from autotune.trial.statistics import MIN_SAMPLES
 
@@ -97,6 +97,7 @@ class Guest(Rank):
     @classmethod
     def begin(cls, folder: Path, number: int) -> "Guest":
         guest = cls(folder, number)
+        os.environ.update(built_variables())  # before DeepSpeed chooses its accelerator
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
@@ -455,8 +456,10 @@ def _is_called_by_script() -> bool:
 def _ends_with(command: list[str], argv: list[str]) -> bool:
     """True if a command ends with what its script gets: a shell script gives it other words."""
     given = [word for word in argv[1:] if not word.startswith("--local_rank=")]  # by DeepSpeed's
+    if given:
+        return command[-len(given) :] == given
     module = getattr(vars(sys.modules["__main__"]).get("__spec__"), "name", "")
-    return command[-(len(given) or 1) :] in ([given] if given else [[argv[0]], [module]])
+    return command[-1] in (argv[0], module.removesuffix(".__main__"))  # a package's has that name
 
 
 def _fills_training_arguments(parser: Any) -> bool:

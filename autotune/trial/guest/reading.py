@@ -74,10 +74,11 @@ def stop_watching() -> None:
 
 def file_of_user(path: str) -> dict[str, str]:
     """The file of a configuration; one that the command writes anew each time is another."""
-    is_written = False
     with contextlib.suppress(OSError):
-        is_written = os.path.getctime(path) > _began_s
-    return {"config_file": "" if is_written else path, "written_config": path * is_written}
+        about = os.stat(path)
+        if min(about.st_mtime, about.st_ctime) > _began_s:  # ctime alone is new after a chmod, too
+            return {"config_file": "", "written_config": path}
+    return {"config_file": path, "written_config": ""}
 
 
 def settings_read() -> list[str]:

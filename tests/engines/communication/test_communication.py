@@ -14,15 +14,15 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.rule import judge_by
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import CPU, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 NODE = dataclasses.replace(
     CPU, accelerator="cuda", n_devices=8, device_name="NVIDIA H100 80GB HBM3", nccl="2.27.3"
 )
-EVERYTHING = cases.data["EVERYTHING"]
+EVERYTHING = DATA["EVERYTHING"]
 ON_A_NODE = {
     *("nccl.all_reduce", "nccl.all_gather", "nccl.reduce_scatter", "nccl.proto"),
     *("nccl.min_channels", "nccl.max_channels", "nccl.buffer_bytes"),
@@ -119,7 +119,7 @@ def refused(values, *, world=8, n_devices=8, tp=1, **more):
     return {violation.rule: violation for violation in judge_by(RULES, run)}
 
 
-@cases("rule", "broken", "legal")
+@pytest.mark.cases("rule", "broken", "legal")
 def test_a_rule_refuses_what_would_not_run_and_nothing_else(rule, broken, legal):
     found = refused(**broken)
     assert found.keys() == {rule}
@@ -139,7 +139,7 @@ def test_of_an_unknown_release_nothing_is_refused(values):
     assert refused(values) == {}
 
 
-@cases("name", "is_refused")
+@pytest.mark.cases("name", "is_refused")
 def test_the_table_of_accelerators_says_who_lacks_nvls(tmp_path, name, is_refused):
     engine = engine_on(tmp_path, dataclasses.replace(NODE, device_name=name))
     found = {v.rule for v in engine.judge(candidate(engine, {"nccl.all_reduce": "nvls"}))}

@@ -10,13 +10,13 @@ from autotune.base.nested import look_up
 from autotune.base.templates import canonical_json
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from tests import snapshots
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.counting import calls_of
 from tests.jobs import CPU, canonical_candidate, raw_candidate, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-CASES = cases.data["CASES"]
+CASES = DATA["CASES"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -140,7 +140,7 @@ def base_job(tmp_path: Path, config: dict, **changes):
     return tiny_job(tmp_path, base_config=str(file), **changes)
 
 
-@cases("base", "changes", "knobs", "written", "gives_way")
+@pytest.mark.cases("base", "changes", "knobs", "written", "gives_way")
 def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(
     tmp_path, base, changes, knobs, written, gives_way
 ):
@@ -223,7 +223,7 @@ def test_a_base_that_is_not_there_is_refused(tmp_path):
         DeepSpeedEngine(tiny_job(tmp_path, base_config=str(tmp_path / "absent.json")), CPU)
 
 
-@cases("knobs", "optimizer", "is_so")
+@pytest.mark.cases("knobs", "optimizer", "is_so")
 def test_what_compiles_at_its_start_does_not_start_warm(tmp_path, knobs, optimizer, is_so):
     job = tiny_job(tmp_path, optimizer=optimizer)
     ranks = DeepSpeedEngine(job, CPU).ranks(canonical_candidate(job, **knobs))

@@ -33,12 +33,12 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.space_file import Domain, Space, load_space
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.driven_ranks import train_cases
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, TINY, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = pytest.mark.real
 
@@ -51,7 +51,7 @@ SWAPS = has_libaio()
 """Whether the extension for NVMe compiles here; without it nothing is swapped."""
 ONLY_SWAPPING = {"offload.pipeline", "offload.param_buffer_count", "offload.param_max_in_cpu"}
 """Knobs that act with NVMe alone."""
-BEYOND_THE_SPACES = cases.data["BEYOND_THE_SPACES"]
+BEYOND_THE_SPACES = DATA["BEYOND_THE_SPACES"]
 """What no shipped space lists, or lists with what hides it on a CPU; at stage 3 by default."""
 AT_LEAST = 40
 MOST_REFUSALS = 50
@@ -263,7 +263,7 @@ def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, An
     return {"spec": to_dict(spec), "ds_config": dict(ds_config)}
 
 
-ASKED_INSTEAD = cases.data["ASKED_INSTEAD"]
+ASKED_INSTEAD = DATA["ASKED_INSTEAD"]
 """What the first of `wrong_cases` claims to be."""
 
 

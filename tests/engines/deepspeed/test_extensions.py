@@ -17,10 +17,10 @@ from autotune.base.guarded_process import GuardedProcess
 from autotune.doctor.findings import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.trials import wait_until
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
     assert extensions.stale_locks("cpu") == [lock]
 
 
-_BUILDING = cases.data["_BUILDING"]
+_BUILDING = DATA["_BUILDING"]
 """A build whose compilers, one of them in a session of its own, do not end."""
 
 
@@ -302,7 +302,7 @@ def test_a_lock_that_is_a_link_is_refused_and_the_doctor_goes_on(folder, tmp_pat
     assert not (tmp_path / "elsewhere").exists()
 
 
-@cases("listed", "read")
+@pytest.mark.cases("listed", "read")
 def test_architectures_are_listed_as_deepspeed_reads_them(listed, read, monkeypatch):
     made = extensions.environment("cuda", {"TORCH_CUDA_ARCH_LIST": listed})
     assert made["TORCH_CUDA_ARCH_LIST"] == read

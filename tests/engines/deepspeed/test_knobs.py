@@ -12,9 +12,6 @@ from autotune.job.model import load_model
 from autotune.space.candidate import format_value
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, explain, knob_named, parse_settings
-from tests.cases import Cases
-
-cases = Cases(__file__)
 
 LLAMA = load_model("tiny-llama").shape
 ELEMENTS = LLAMA.n_params
@@ -112,12 +109,12 @@ def same_run(first, second, **changes):
     return canonical(first, context(**changes)) == canonical(second, context(**changes))
 
 
-@cases("stage", "knob", "one", "other")
+@pytest.mark.cases("stage", "knob", "one", "other")
 def test_a_knob_without_effect_at_a_stage_is_none_there(stage, knob, one, other):
     assert same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
 
 
-@cases("stage", "knob", "one", "other")
+@pytest.mark.cases("stage", "knob", "one", "other")
 def test_a_knob_with_an_effect_at_a_stage_keeps_its_values_apart(stage, knob, one, other):
     assert not same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
 
@@ -157,7 +154,7 @@ def test_a_split_model_saturates_earlier_but_never_below_what_a_rank_holds():
     assert bucket(mixtral, 2) == mixtral.n_params
 
 
-@cases("chosen", "changes", "knob", "value")
+@pytest.mark.cases("chosen", "changes", "knob", "value")
 def test_a_knob_settles(chosen, changes, knob, value):
     """null: it does not act."""
     assert canonical(chosen, context(**changes)).get(knob) == value
@@ -193,7 +190,7 @@ def test_a_name_that_is_no_knob_is_refused():
         canonical({"zero.stag": 2}, context())
 
 
-@cases("setting", "message", "hint")
+@pytest.mark.cases("setting", "message", "hint")
 def test_a_bad_setting_names_what_is_legal(setting, message, hint):
     with pytest.raises(JobError) as caught:
         parse_settings([setting], KNOBS)

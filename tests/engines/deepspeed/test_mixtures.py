@@ -11,10 +11,10 @@ from autotune.engines.deepspeed.knobs.situation import elements_per_rank
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.space.knob import Context
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import A100, CPU, canonical_candidate, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 HOPPER = dataclasses.replace(A100, device_name="NVIDIA H100 80GB HBM3", has_deep_ep=True)
 
@@ -100,7 +100,7 @@ def test_experts_are_computed_at_once_where_there_is_a_kernel(
     assert np.ravel(plans.expert_tp)[0] == (1 if ep > 1 else 0)
 
 
-ROUTED = cases.data["ROUTED"]
+ROUTED = DATA["ROUTED"]
 
 
 def test_blocks_with_experts_as_modules_are_gathered_whole_at_stage_3(tmp_path, monkeypatch):

@@ -15,15 +15,15 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.space.space_file import load_space
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import CPU
 from tests.pipelines import LLAMA, STEPS, make_case, make_job_for, run, unsplit
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = pytest.mark.real
 
-GPT2 = cases.data["GPT2"]
+GPT2 = DATA["GPT2"]
 UNTIED = LLAMA | {"tie_word_embeddings": False, "model_type": "qwen2"}
 UNTIED |= {"vocab_size": 63, "intermediate_size": 49}
 """Nothing but the heads divides evenly."""

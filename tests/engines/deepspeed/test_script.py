@@ -17,11 +17,11 @@ from autotune.space.knobs import canonical
 from autotune.space.script import Script, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.guest.edits import EDITS_FILE, Edits
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.observed import BY_ARGUMENTS, RAW, TRAINER, job_of, observed
 from tests.trials import CPU
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 
 def engine_of(folder: Path, description: dict[str, Any] = RAW, **given: Any) -> ScriptEngine:
@@ -117,7 +117,7 @@ def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path
     assert (expected["micro_batch"], expected["grad_accum"]) == (4, 1)
 
 
-READ = cases.data["READ"]
+READ = DATA["READ"]
 
 
 def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(tmp_path):
@@ -408,7 +408,7 @@ def test_a_batch_that_nothing_reaches_is_no_choice(tmp_path: Path) -> None:
     assert engine.space.domains["micro_batch"].values == (4,)
 
 
-@cases("changes", "remark", "unsaid")
+@pytest.mark.cases("changes", "remark", "unsaid")
 def test_what_is_odd_is_remarked(tmp_path, changes, remark, unsaid):
     remarks = " ".join(engine_of(tmp_path, {**RAW, **changes}).remarks())
     assert remark in remarks
@@ -452,7 +452,7 @@ def test_every_candidate_has_the_stages_of_the_script_s_pipeline(tmp_path: Path)
     assert not edits.configuration
 
 
-@cases("words", "knobs", "told")
+@pytest.mark.cases("words", "knobs", "told")
 def test_a_change_of_accelerate_s_settings_is_told_in_its_words(tmp_path, words, knobs, told):
     zero = {"zero_optimization": {"stage": 2, "overlap_comm": False}}
     described = {**RAW, "framework": "accelerate", "config": {**RAW["config"], **zero}}

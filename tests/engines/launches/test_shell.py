@@ -11,11 +11,11 @@ import pytest
 from autotune.base.errors import JobError
 from autotune.engines.launches.files import is_shell
 from autotune.engines.launches.shell import read_shell
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-SCRIPT = cases.data["SCRIPT"]
+SCRIPT = DATA["SCRIPT"]
 
 
 def words(text, number=0):
@@ -40,25 +40,25 @@ def test_a_variable_has_the_value_that_it_has_where_it_is_used():
     assert words("N=4\nN=8\ntorchrun t.py --train $N\n")[-1] == "8"
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_what_only_the_shell_knows_stays_as_it_is_written(text):
     commands = read_shell(f"{text}torchrun t.py --train $N\n", Path("run.sh")).commands
     assert commands[-1].words[-1].text == "$N"
 
 
-@cases("text", "told")
+@pytest.mark.cases("text", "told")
 def test_values_sums_and_tests_are_followed(text, told):
     assert words(text)[3:] == told
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_launches_of_all_branches_stand_where_a_test_may_end_otherwise(text):
     commands = read_shell(text, Path("run.sh"), follows=True).commands
     ran = [[word.text for word in each.words] for each in commands]
     assert [each for each in ran if each[0] == "run"] == [["run", "1"], ["run", "2"]]
 
 
-@cases("text", "told")
+@pytest.mark.cases("text", "told")
 def test_values_behind_tests_and_in_odd_places(text, told):
     found = words(text, -1)
     assert found[:1] == ["run"]
@@ -140,14 +140,14 @@ def test_an_array_before_a_command_is_no_fault():
     assert words("A=(1 2) run $B\n") == ["run", "$B"]
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_a_text_for_another_shell_is_read(text):
     commands = read_shell(f"A=4\n{text}", Path("run.sh")).commands
     told = [[word.text for word in command.words] for command in commands]
     assert ["torchrun", "t.py", "--train", "4"] in told
 
 
-@cases("line")
+@pytest.mark.cases("line")
 def test_words_are_those_of_bash(line, tmp_path):
     bash = shutil.which("bash")
     if bash is None:
@@ -254,7 +254,7 @@ def test_a_text_that_is_read_into_an_array_is_split():
     assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
 
 
-@cases("folder", "said")
+@pytest.mark.cases("folder", "said")
 def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     shell = read_shell(f'F={folder}\nrun {folder} "$F/a"\n', Path("jobs/night/run.sh"))
     first, second = (word.text for word in shell.commands[0].words[1:])
@@ -263,22 +263,22 @@ def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     assert second == (f"{said}/a" if is_known else "$F/a")
 
 
-@cases("text", "folder")
+@pytest.mark.cases("text", "folder")
 def test_a_folder_that_the_file_goes_to_is_known(text, folder):
     assert words(f"{text}\nrun $PWD\n", -1) == ["run", folder]
 
 
-@cases("text", "path", "written")
+@pytest.mark.cases("text", "path", "written")
 def test_a_here_document_that_is_written_to_a_file_is_known(text, path, written):
     assert read_shell(text, Path("run.sh")).written == {path: written}
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_other_here_documents_write_no_file(text):
     assert read_shell(text, Path("run.sh")).written == {}
 
 
-@cases("text", "commands")
+@pytest.mark.cases("text", "commands")
 def test_what_eval_runs_is_read_once(text, commands):
     shell = read_shell(text, Path("run.sh"))
     assert [
@@ -305,13 +305,13 @@ def test_a_file_in_another_folder_is_sourced_and_one_that_is_not_there_is_named(
     assert shell.commands[-1].unread == (gone,)
 
 
-@cases("text", "why")
+@pytest.mark.cases("text", "why")
 def test_a_command_tells_why_words_of_it_are_not_known(text, why):
     command = read_shell(text, Path("run.sh"), follows=True).commands[-1]
     assert [each[: len(why or "")] for each in command.unread] == ([why] if why else [])
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_broken_text_is_read_as_far_as_it_goes_or_refused(text):
     with contextlib.suppress(JobError):
         shell = read_shell(text, Path("run.sh"))
@@ -326,7 +326,7 @@ def test_a_command_that_begins_with_a_flag_has_lost_the_line_above():
     assert shell.lost_below(last) is None
 
 
-@cases("text")
+@pytest.mark.cases("text")
 def test_an_array_in_a_string_keeps_its_blanks(text: str) -> None:
     shell = read_shell(text, Path("run.sh"))
     launch = next(one for one in shell.commands if one.words[0].text == "torchrun")
@@ -350,14 +350,14 @@ def test_what_never_runs_is_no_launch(never: str) -> None:
     assert [c.words[1].text for c in shell.commands if c.words[0].text == "torchrun"] == ["t.py"]
 
 
-@cases("text", "ran")
+@pytest.mark.cases("text", "ran")
 def test_functions_loops_and_cases_are_gone_through_where_their_words_are_known(text, ran):
     commands = read_shell(text, Path("run.sh")).commands
     told = [" ".join(word.text for word in each.words) for each in commands]
     assert [each for each in told if each.startswith("run")] == ran
 
 
-@cases("line", "default")
+@pytest.mark.cases("line", "default")
 def test_a_default_of_a_variable_is_told_with_its_line(line, default):
     told = read_shell(line, Path("run.sh")).commands[-1].around["defaults"]
     assert list(told.values()) == ([default] if default else [])
@@ -369,7 +369,7 @@ _LOOP = "DS=a\nwhile [ $# -gt 0 ]; do case $1 in --ds) DS=$2 ;; esac; shift; don
 _OF_OTHERS = "f() {\nrun $1\n}\nbash -c 'run $1' x y\n"
 
 
-@cases("started", "line", "runs")
+@pytest.mark.cases("started", "line", "runs")
 def test_a_file_that_is_started_with_words_has_them(started, line, runs, tmp_path):
     (tmp_path / "inner.sh").write_text(started)
     commands = read_shell(line, tmp_path / "run.sh", follows=True).commands
@@ -392,7 +392,7 @@ def test_a_quote_with_escapes_stays_as_it_is_written():
 _RUNS = "run ${DS:-a}\n"
 
 
-@cases("line")
+@pytest.mark.cases("line")
 @pytest.mark.parametrize("name", ["inner.sh", "inner"])
 def test_a_file_that_a_line_starts_is_read_once(line, name, tmp_path):
     (tmp_path / name).write_text(f"#!/bin/bash\n{_RUNS}")
@@ -410,6 +410,6 @@ def test_an_option_loop_is_read_as_started_without_options():
         assert "decides by `while`" in command.unread_because
 
 
-@cases("text", "told")
+@pytest.mark.cases("text", "told")
 def test_blocks_end_where_bash_ends_them(text, told):
     assert words(text, -1) == ["run", *told]

@@ -9,12 +9,12 @@ from autotune.engines.megatron.baseline import read_baseline
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.space.candidate import Candidate
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import CPU, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-SCRIPT = cases.data["SCRIPT"]
+SCRIPT = DATA["SCRIPT"]
 
 
 def read(folder, text, **job):
@@ -55,7 +55,7 @@ def test_knobs_that_the_lattice_leaves_are_read(tmp_path):
     assert "overlap_grad_reduce" not in candidate.values
 
 
-@cases("old", "new", "message")
+@pytest.mark.cases("old", "new", "message")
 def test_another_training_than_the_jobs_is_refused(tmp_path, old, new, message):
     with pytest.raises(JobError, match=message):
         read(tmp_path, SCRIPT.replace(old, new))
@@ -92,7 +92,7 @@ def test_a_change_of_a_launch_is_told_in_its_own_arguments(tmp_path):
     ]
 
 
-@cases("modules", "read_as")
+@pytest.mark.cases("modules", "read_as")
 def test_modules_on_the_host_are_read_in_any_order(tmp_path, modules, read_as):
     line = f"--bf16 --fine-grained-activation-offloading --offload-modules {modules}"
     path = tmp_path / "launch.sh"

@@ -13,10 +13,10 @@ from autotune.engines.megatron.choices import DISPATCHERS
 from autotune.engines.megatron.flags import release_of
 from autotune.engines.megatron.launch_rules import judge_launch, rows_of
 from autotune.engines.megatron.launched import launch_of_line, on_gpu
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.megatron_parser import REFUSED, validated
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 WORLD = 16
 LEGAL = (
@@ -25,7 +25,7 @@ LEGAL = (
     "--tokenizer-type NullTokenizer --vocab-size 255 --train-iters 2 --lr 1e-4"
 )
 # Each breaks the rule of its name, on top of what is legal.
-BROKEN = cases.data["BROKEN"]
+BROKEN = DATA["BROKEN"]
 OF_NODES = ("connections", "visible_devices", "ranks", "tasks", "lone_nodes", "idle_devices")
 OTHERWISE = {"ep.ranks", "batch.micro", *(f"environment.{name}" for name in OF_NODES)}
 """Rules of what is missing and of the environment: they have other tests."""
@@ -109,7 +109,7 @@ _OF_VALUES = {
     "learned_absolute",
 }
 """Values of flags that look like names."""
-CLASHES = cases.data["CLASHES"]
+CLASHES = DATA["CLASHES"]
 """Lines that break rules of layouts alone, or in some releases."""
 
 
@@ -123,7 +123,7 @@ def test_messages_name_flags_and_nothing_of_ours(rule, flags):
         assert "recompute=" not in violation.fix
 
 
-@cases("flags", "release", "broken")
+@pytest.mark.cases("flags", "release", "broken")
 def test_a_line_breaks_these_rules(flags, release, broken):
     found = judge_launch(launch(flags, release))
     assert {violation.rule: violation.level for violation in found} == broken
@@ -140,7 +140,7 @@ def test_what_only_the_shell_knows_is_not_judged():
     assert {violation.rule for violation in judge_launch(found)} == {"tp.heads"}
 
 
-@cases("flags", "message")
+@pytest.mark.cases("flags", "message")
 def test_counts_that_nothing_can_be_divided_by_are_all_that_is_said(flags, message):
     (found,) = judge_launch(launch(flags))
     assert found.rule == "sizes.count"
@@ -172,7 +172,7 @@ RECIPE = (
 )
 
 
-@cases("micro_batches", "group", "rule")
+@pytest.mark.cases("micro_batches", "group", "rule")
 def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group, rule):
     # schedules.py: a group is no smaller than the pipeline, and its last one is none or as large.
     line = (
@@ -262,7 +262,7 @@ def fixes_of(flags, **others):
     return {violation.rule: violation.fix for violation in found}
 
 
-@cases("chunked")
+@pytest.mark.cases("chunked")
 def test_a_fix_of_chunks_names_the_flag_that_makes_them(chunked):
     ranks = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 96"
     fix = fixes_of(f"{ranks} {chunked}")["vp.micro_batches"]

@@ -34,11 +34,8 @@ from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
 from autotune.space.rule import Violation, judge_by
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
-from tests.cases import Cases
 from tests.cost.rows import row
 from tests.jobs import A100, CPU, tiny_job
-
-cases = Cases(__file__)
 
 TASK = LayoutTask(
     n_layers=8,
@@ -157,7 +154,7 @@ def differing(found: list[Row], expected: list[Row]) -> list[Row]:
     return sorted(((ours - unexpected) | (unexpected - ours)).elements())[:3]
 
 
-@cases("changes")
+@pytest.mark.cases("changes")
 def test_the_lattice_is_what_loops_find(changes):
     asked = task(**changes)
     assert not differing(rows_of(lay_out(asked)), by_loops(asked))
@@ -189,7 +186,7 @@ def test_every_task_has_the_layouts_that_loops_find(asked):
     assert not differing(rows_of(lay_out(asked)), expected)
 
 
-@cases("changes", "rule")
+@pytest.mark.cases("changes", "rule")
 def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rule):
     with pytest.raises(NothingFeasibleError) as error:
         lay_out(task(**changes))
@@ -275,7 +272,7 @@ def test_legal_layouts_break_no_rule_when_they_are_read_back():
         layouts.index(other)
 
 
-@cases("settings", "fewer", "more")
+@pytest.mark.cases("settings", "fewer", "more")
 def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
     engine = MegatronEngine(
         tiny_job(tmp_path, engine="megatron", precision="bf16", world=8, global_batch=8), H100
@@ -295,7 +292,7 @@ def test_a_knob_has_its_effect_on_memory(tmp_path, settings, fewer, more):
         assert np.ravel(getattr(after, more))[0] > np.ravel(getattr(before, more))[0]
 
 
-@cases("setting", "message")
+@pytest.mark.cases("setting", "message")
 def test_a_setting_that_is_none_says_what_is(setting, message):
     with pytest.raises(JobError) as error:
         parse_settings([setting], KNOBS)
@@ -312,7 +309,7 @@ def test_a_written_layout_is_expected_as_it_is_written(tmp_path, layout):
     assert expected["stage_layers"] == [stage.count("t") + stage.count("m") for stage in stages]
 
 
-@cases("name", "settings")
+@pytest.mark.cases("name", "settings")
 def test_what_is_off_its_default_is_read_back(tmp_path, name, settings):
     asked = job(tmp_path, model="tiny-deepseek-v3")
     engine, task = MegatronEngine(asked, A100), task_of(asked, A100)
@@ -439,7 +436,7 @@ def as_row(layout):
     )
 
 
-@cases("changes", "device", "message")
+@pytest.mark.cases("changes", "device", "message")
 def test_what_megatron_does_not_train_is_said(tmp_path, changes, device, message):
     environment = dataclasses.replace(A100, device_name=device)
     with pytest.raises((JobError, FleetError)) as caught:
@@ -447,7 +444,7 @@ def test_what_megatron_does_not_train_is_said(tmp_path, changes, device, message
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-@cases("there", "named", "unnamed")
+@pytest.mark.cases("there", "named", "unnamed")
 def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, unnamed):
     environment = dataclasses.replace(A100, **there)
     engine = MegatronEngine(job(tmp_path), environment)
@@ -457,7 +454,7 @@ def test_megatron_is_told_which_kernels_are_not_there(tmp_path, there, named, un
     assert not {*unnamed} & arguments.keys()
 
 
-@cases("precision", "has_bf16", "is_advised")
+@pytest.mark.cases("precision", "has_bf16", "is_advised")
 def test_a_processor_without_bf16_is_told(tmp_path, monkeypatch, precision, has_bf16, is_advised):
     monkeypatch.setattr("autotune.engines.megatron.engine.cpu_has_bf16", lambda: has_bf16)
     message = MegatronEngine(dataclasses.replace(job(tmp_path), precision=precision), CPU).lacks()
@@ -500,7 +497,7 @@ def test_a_baseline_of_layers_that_do_not_split_evenly_has_balanced_stages():
     assert of_8 == [{"balanced"}, {None}]
 
 
-@cases("model", "has_apex", "is_parallel")
+@pytest.mark.cases("model", "has_apex", "is_parallel")
 def test_sequences_are_split_where_apex_has_the_norm(tmp_path, model, has_apex, is_parallel):
     bare = dataclasses.replace(A100, has_transformer_engine=False, has_apex=has_apex)
     engine = MegatronEngine(job(tmp_path, model=model), bare)

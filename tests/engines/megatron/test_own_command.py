@@ -7,12 +7,12 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.engines.megatron.own_command import is_megatrons, read_command
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.checkouts import checkout_in
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-LLAMA = cases.data["LLAMA"]
+LLAMA = DATA["LLAMA"]
 LAYOUT = "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"
 
 
@@ -57,7 +57,7 @@ def test_files_are_found_from_another_folder(checkout, tmp_path):
     assert str(tmp_path / "corpus") in read.keys["megatron_arguments"]
 
 
-@cases("arguments", "message")
+@pytest.mark.cases("arguments", "message")
 def test_a_command_that_cannot_be_told_is_refused(checkout, tmp_path, arguments, message):
     with pytest.raises(JobError, match=message):
         read_command(command(checkout, f"{arguments} {LAYOUT}"), tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.contract import TrialSpec, settings_of
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.engines.megatron.trained import MIXTURES, REPOSITORY, case_of, job_for, layouts_of
 
 pytestmark = [
@@ -34,7 +34,7 @@ def model(preset: str, changes: dict[str, Any], *lacks: str) -> dict[str, Any]:
     return {key: value for key, value in {**config, **changes}.items() if key not in lacks}
 
 
-MODELS = {name: model(*row) for name, row in Cases(__file__).data["MODELS"].items()}
+MODELS = {name: model(*row) for name, row in data_beside(__file__)["MODELS"].items()}
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.workload import workload_of
 from autotune.trial.engines.megatron import as_words
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.checkouts import checkout_in
 from tests.jobs import A100, CPU
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-JOB = cases.data["JOB"]
+JOB = DATA["JOB"]
 
 
 def job_of(checkout: Path, **keys) -> Job:
@@ -77,7 +77,7 @@ def test_on_gpus_it_keeps_its_kernels_and_its_workers(tmp_path):
     assert "transformer_impl" not in on_gpu
 
 
-@cases("keys", "message")
+@pytest.mark.cases("keys", "message")
 def test_a_checkout_beside_something_else_is_refused(tmp_path, keys, message):
     with pytest.raises(JobError, match=message):
         job_of(checkout_in(tmp_path), **keys)

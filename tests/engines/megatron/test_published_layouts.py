@@ -7,16 +7,17 @@ and arXiv:2401.02954).
 from functools import cache
 
 import numpy as np
+import pytest
 
 from autotune.app.planning import open_outlook
 from autotune.engines.megatron.knobs import KNOBS, code_of
 from autotune.engines.megatron.layouts import Layouts
 from autotune.planning.outlook import FleetWishes
 from autotune.space.knobs import parse_settings
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
-JOBS = cases.data["JOBS"]
+DATA = data_beside(__file__)
+JOBS = DATA["JOBS"]
 
 
 @cache
@@ -30,7 +31,7 @@ def lattice_of(name: str) -> Layouts:
     return found
 
 
-@cases("name", "settings")
+@pytest.mark.cases("name", "settings")
 def test_a_published_layout_has_a_place(name: str, settings: str) -> None:
     columns = lattice_of(name).columns
     keep = np.ones(len(columns["tp"]), dtype=np.bool_)

@@ -18,7 +18,7 @@ from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.engines.megatron.reality_driver import STEPS
 from tests.engines.megatron.trained import (
     GPT2,
@@ -32,7 +32,7 @@ from tests.engines.megatron.trained import (
     train,
 )
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 pytestmark = [
     pytest.mark.real,
@@ -53,7 +53,7 @@ SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
 STATES_WITHIN = 0.03
 
-REFUSED: dict[str, list[Any]] = cases.data["REFUSED"]
+REFUSED: dict[str, list[Any]] = DATA["REFUSED"]
 """Rule -> what the model has besides, a layout that breaks it, and a word of Megatron's error."""
 
 

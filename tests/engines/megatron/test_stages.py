@@ -16,9 +16,9 @@ from autotune.engines.megatron.stages import (
     written,
 )
 from autotune.job.model import load_model
-from tests.cases import Cases
+from tests.cases import data_beside
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -107,17 +107,17 @@ def configured(settings: dict[str, Any]) -> None:
 
 
 @needs_megatron
-@pytest.mark.parametrize("rule", cases.data["REFUSED_LAYOUTS"])
+@pytest.mark.parametrize("rule", DATA["REFUSED_LAYOUTS"])
 def test_megatron_refuses_layouts_as_the_rules_do(rule: str):
-    layout, more = cases.data["REFUSED_LAYOUTS"][rule]
+    layout, more = DATA["REFUSED_LAYOUTS"][rule]
     named = {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": layout}
     with pytest.raises((AssertionError, ValueError)):
         configured({**named, **more})
 
 
 @needs_megatron
-@pytest.mark.parametrize("rule", cases.data["REFUSED_SETTINGS"])
+@pytest.mark.parametrize("rule", DATA["REFUSED_SETTINGS"])
 def test_megatron_refuses_settings_of_experts_as_the_rules_do(rule: str):
     with pytest.raises((AssertionError, ValueError)):
-        configured(cases.data["REFUSED_SETTINGS"][rule])
-    configured(cases.data["EXPERTS"])
+        configured(DATA["REFUSED_SETTINGS"][rule])
+    configured(DATA["EXPERTS"])

@@ -15,11 +15,8 @@ from autotune.export.command_training import CommandTraining, with_flags
 from autotune.export.door import export_handout, handout_of
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
-from tests.cases import Cases
 from tests.observed import RAW, TRAINER, job_of, observed
 from tests.trials import CPU
-
-cases = Cases(__file__)
 
 EDITS = Edits(
     configuration={
@@ -51,14 +48,14 @@ def training_of(command: str, edits: Edits = EDITS, **described: Any) -> Command
     return CommandTraining(script=script, edits=edits, values={}, folder=Path("out"))
 
 
-@cases("command", "described", "expected")
+@pytest.mark.cases("command", "described", "expected")
 def test_a_program_is_told_in_its_own_words(command, described, expected):
     training = training_of(command, **described)
     assert training.command() == " ".join(expected).split()
     assert not dict(training.in_code())
 
 
-@cases("framework", "command", "expected")
+@pytest.mark.cases("framework", "command", "expected")
 def test_an_optimizer_is_called_as_the_program_does(framework, command, expected):
     edits = Edits(arguments={"optim": "adamw_torch_fused"})
     training = training_of(command, edits, framework=framework, parses_arguments=True)
@@ -67,7 +64,7 @@ def test_an_optimizer_is_called_as_the_program_does(framework, command, expected
     assert "adamw_torch" not in training.command()
 
 
-@cases("framework", "command", "expected")
+@pytest.mark.cases("framework", "command", "expected")
 def test_an_attention_is_called_as_the_program_does(framework, command, expected):
     edits = Edits(arguments={"attn_implementation": "eager"})
     training = training_of(command, edits, framework=framework, parses_arguments=True)
@@ -174,7 +171,7 @@ def test_the_readme_names_the_variables_that_the_start_sets(tmp_path: Path) -> N
     assert "environment variable" not in (without / "README.md").read_text()
 
 
-@cases("zero", "row")
+@pytest.mark.cases("zero", "row")
 def test_the_readme_has_the_buckets_that_deepspeed_gets(tmp_path, zero, row):
     """It had the size of the model (2,104,842) for all that are larger."""
     config = str(tmp_path / "ds.json")
@@ -233,7 +230,7 @@ def test_a_switch_of_a_script_s_own_takes_no_file(tmp_path: Path) -> None:
     assert not (exported(handout, tmp_path, "command") / "launch.sh").exists()
 
 
-@cases("command", "carried", "is_started")
+@pytest.mark.cases("command", "carried", "is_started")
 def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     tmp_path: Path, command: str, carried: bool, is_started: bool
 ) -> None:
@@ -396,7 +393,7 @@ def test_accelerate_s_own_settings_do_not_stand_beside_a_file(tmp_path: Path) ->
     assert f"--deepspeed {out}/ds_config.json" in started(out)
 
 
-@cases("words", "values", "after")
+@pytest.mark.cases("words", "values", "after")
 def test_a_flag_is_changed_wherever_it_stands(words, values, after) -> None:
     """The last one counts: one that was left alone would keep the old value."""
     assert with_flags(words.split(), values) == after.split()
@@ -416,7 +413,7 @@ def test_a_raw_script_gets_a_job_of_a_cluster(tmp_path: Path) -> None:
     assert (out / "launch.sh").is_file()
 
 
-@cases("framework", "to", "launcher", "says")
+@pytest.mark.cases("framework", "to", "launcher", "says")
 def test_what_nothing_in_the_command_reads_is_refused(tmp_path, framework, to, launcher, says):
     handout = handed_out(tmp_path, "torchrun train.py", framework)
     with pytest.raises(RenderError) as refused:

@@ -17,13 +17,13 @@ from autotune.engines.deepspeed.knobs import KNOBS as KNOB_ROWS
 from autotune.export import trainer
 from tests import forked_children
 from tests.captured import captured
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.clusters.slurm import free_ports
 from tests.examples.environments import EXAMPLES, activated, python_of
 from tests.export.handed import GPUS, export, handed
 from tests.jobs import CPU
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 KNOBS = {"zero__stage": 2, "micro_batch": 2, "offload__optimizer": "cpu", "recompute": "full"}
 FAMILY = ("hf", "accelerate", "trl", "lightning", "llama-factory", "axolotl")
@@ -51,11 +51,11 @@ from trl import SFTConfig, TrlParser
 told.hf_deepspeed_config.trainer_config_finalize(told, model=None, num_training_steps=10)
 answer(told.hf_deepspeed_config.config, told)
 """
-ACCELERATE = cases.data["ACCELERATE"]
-LIGHTNING = cases.data["LIGHTNING"]
-LLAMA_FACTORY = cases.data["LLAMA_FACTORY"]
-AXOLOTL = cases.data["AXOLOTL"]
-ANSWER = cases.data["ANSWER"]
+ACCELERATE = DATA["ACCELERATE"]
+LIGHTNING = DATA["LIGHTNING"]
+LLAMA_FACTORY = DATA["LLAMA_FACTORY"]
+AXOLOTL = DATA["AXOLOTL"]
+ANSWER = DATA["ANSWER"]
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -225,7 +225,7 @@ def test_a_user_is_told_to_write_what_was_tuned_and_nothing_else(tmp_path, to):
     assert "wall_clock_breakdown" not in config
 
 
-@cases("to", "launcher", "command")
+@pytest.mark.cases("to", "launcher", "command")
 def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, launcher, command):
     handout = handed(tmp_path, micro_batch=2, host_allocator="keep")
     lines = (export(handout, tmp_path, to, launcher) / "README.md").read_text().splitlines()
@@ -351,7 +351,7 @@ def test_what_a_consumer_cannot_be_told_is_refused(tmp_path, knobs, setting, to)
     assert not (tmp_path / "out").exists()
 
 
-BESIDE_DS_CONFIG = cases.data["BESIDE_DS_CONFIG"]
+BESIDE_DS_CONFIG = DATA["BESIDE_DS_CONFIG"]
 """What a candidate asks for besides the keys of DeepSpeed's file."""
 MENTIONED = {"pp": "transformer", "core_binding": "bind_to_cores"}
 """A knob -> what its scripts say in place of its name."""

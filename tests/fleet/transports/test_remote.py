@@ -30,11 +30,8 @@ from autotune.fleet.transports.remote import (
     bundle,
     common_environment,
 )
-from tests.cases import Cases
 from tests.jobs import A100, CPU, tiny_job
 from tests.trials import wait_until
-
-cases = Cases(__file__)
 
 AGENT = "autotune.fleet.node.agent"
 
@@ -290,7 +287,7 @@ def test_a_fleet_has_what_all_its_nodes_have() -> None:
     assert found.device_memory_bytes == 2**30 * 2 // 3
 
 
-@cases("flag", "package")
+@pytest.mark.cases("flag", "package")
 def test_a_package_that_one_node_lacks_is_told_and_no_trial_uses_it(flag, package) -> None:
     has_it, lacks_it = (
         dataclasses.replace(A100, **{flag: is_there}) for is_there in (True, False)

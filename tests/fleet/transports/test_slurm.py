@@ -19,18 +19,18 @@ from autotune.fleet.transports.slurm import SlurmNodes, SlurmTransport
 from autotune.fleet.transports.slurm_job import read_status, slurm_environment
 from autotune.record.study import Study
 from autotune.testing import TransportContract
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.clusters.slurm import SlurmCluster, needs_slurm, slurm_cluster
 from tests.fleet.transports.answers import check_same_answer
 from tests.searches import Demo, Search, check_all_measured
 from tests.trials import ds_config, files, spec, wait_until
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
-SHOWN = cases.data["SHOWN"]
+SHOWN = DATA["SHOWN"]
 
 
-@cases("tasks", "gres", "slots")
+@pytest.mark.cases("tasks", "gres", "slots")
 def test_slots_are_gpus_or_else_tasks_or_else_cores(tasks, gres, slots):
     status = read_status(SHOWN.format(tasks=tasks, gres=gres))
     assert status.slots == dict(slots)

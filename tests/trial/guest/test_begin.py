@@ -156,7 +156,8 @@ def test_launchers_are_no_ranks(folder: Path, given: Mapping[str, str]) -> None:
 def test_a_process_without_a_number_is_a_rank_once_it_trains(folder: Path, tmp_path: Path) -> None:
     """Not when it imports DeepSpeed, which launchers do: when it makes an engine.
 
-    Ranks may meet before, by an extension: that is loaded as it was built.
+    Ranks may meet before, by an extension: that is loaded as it was built. The environment, which
+    a launcher's children inherit, stays as it is.
     """
     (tmp_path / "deepspeed.py").write_text("def initialize(): return 'made'\n")
     (tmp_path / "torch").mkdir()
@@ -165,7 +166,7 @@ def test_a_process_without_a_number_is_a_rank_once_it_trains(folder: Path, tmp_p
     code = (
         "import os, sys, deepspeed\n"
         "from torch.utils import cpp_extension\n"
-        "print(os.environ['TORCH_EXTENSIONS_DIR'], cpp_extension.load.__module__)\n"
+        "print(os.environ.get('TORCH_EXTENSIONS_DIR'), cpp_extension.load.__module__)\n"
         f"print(sorted(os.listdir({str(folder / RANKS_DIR)!r})))\n"
         "begin = sys.modules['_autotune_in_rank.trial.guest.begin']\n"
         "begin._be_rank = lambda folder, rank: print('rank', rank)\n"
@@ -174,7 +175,7 @@ def test_a_process_without_a_number_is_a_rank_once_it_trains(folder: Path, tmp_p
     )
     ran = python(code, folder=folder, path=str(tmp_path), **{BUILT_ENV: json.dumps(built)})
     loads, *rest = ran.stdout.splitlines()
-    assert loads == "/built _autotune_in_rank.trial.prebuilt", ran.stderr
+    assert loads == "None _autotune_in_rank.trial.prebuilt", ran.stderr
     assert rest == ["['reached']", "rank 5", "made made"], ran.stderr
     assert owners(folder) == ["05.owner"]
 
@@ -207,10 +208,28 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
     prefix = sys.prefix if is_ours else "/another"
     built = {"prefix": prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
     monkeypatch.setenv(BUILT_ENV, json.dumps(built))
-    monkeypatch.setattr(prebuilt, "load_as_built", lambda: None)
+    found: list[Path | None] = []
+    monkeypatch.setattr(prebuilt, "load_as_built", lambda: found.append(prebuilt._folder()))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/own")
     prebuilt.use_built()
-    assert os.environ["TORCH_EXTENSIONS_DIR"] == ("/built" if is_ours else "/own")
+    assert found == ([Path("/built")] if is_ours else [])
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == "/own"
+
+
+def begun(folder: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a rank that begins with a number."""
+    (folder / CONFIG_DIR).mkdir()
+    write_json(folder / SPEC_FILE, to_dict(spec()))
+    write_json(folder / CONFIG_DIR / EDITS_FILE, {"observes": True})
+    number = {"RANK": "0", "LOCAL_RANK": "0", SUBMITTED_ENV: "0"}
+    return python(code, folder=folder, **number, **variables)
+
+
+def test_a_rank_has_the_variables_before_deepspeed_chooses_by_them(folder: Path) -> None:
+    built = {"prefix": sys.prefix, "variables": {"DS_ACCELERATOR": "cpu"}}
+    code = "import os; print(os.environ.get('DS_ACCELERATOR'))"
+    ran = begun(folder, code, **{BUILT_ENV: json.dumps(built)})
+    assert ran.stdout == "cpu\n", ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -238,9 +257,6 @@ def test_what_is_built_serves_the_python_that_it_was_built_for(
 )
 def test_a_rank_that_leaves_by_itself_says_how(folder: Path, code: str, says: str) -> None:
     """`os._exit` passes everything by that the interpreter does at its end."""
-    (folder / CONFIG_DIR).mkdir()
-    write_json(folder / SPEC_FILE, to_dict(spec()))
-    write_json(folder / CONFIG_DIR / EDITS_FILE, {"observes": True})
-    ran = python(code, folder=folder, RANK="0", LOCAL_RANK="0", **{SUBMITTED_ENV: "0"})
+    ran = begun(folder, code)
     report = read_json(folder / RANKS_DIR / "00.json")
     assert says in report["evidence"], ran.stderr

@@ -22,10 +22,10 @@ from autotune.contract import (
 from autotune.trial.guest import launcher
 from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_text
 from autotune.trial.launcher import EXIT_FILE
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.trials import wait_until
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 ENDED_PID = 2**22 + 1
 """Number that no process has: above the kernel's largest."""
@@ -101,7 +101,7 @@ def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
         process.wait()
 
 
-ROOT_CAUSE = cases.data["ROOT_CAUSE"]
+ROOT_CAUSE = DATA["ROOT_CAUSE"]
 DIED_WITH = (
     "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGBUS: 7>."
 )

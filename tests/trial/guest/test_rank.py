@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -97,26 +98,36 @@ def test_a_parser_of_other_arguments_takes_none_of_trainer_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "argv", "is_given"),
+    ("command", "argv", "module", "is_given"),
     [
-        ("torchrun train.py --bs 4", "train.py --bs 4", True),
-        ("deepspeed train.py --bs 4", "train.py --local_rank=1 --bs 4", True),
-        ("torchrun train.py", "train.py", True),
-        ("sh run.sh", "train.py --bs 4", False),
-        ("sh run.sh --bs 4", "train.py --lr 1 --bs 4", False),
-        ("make train", "train.py", False),
+        ("torchrun train.py --bs 4", "train.py --bs 4", None, True),
+        ("deepspeed train.py --bs 4", "train.py --local_rank=1 --bs 4", None, True),
+        ("torchrun train.py", "train.py", None, True),
+        ("torchrun -m train", "/x/train.py", "train", True),
+        ("torchrun -m train", "/x/train/__main__.py", "train.__main__", True),
+        ("sh run.sh", "train.py --bs 4", None, False),
+        ("sh run.sh --bs 4", "train.py --lr 1 --bs 4", None, False),
+        ("make train", "train.py", None, False),
     ],
 )
 def test_words_that_something_between_gives_a_script_are_none_of_the_command(
-    command: str, argv: str, is_given: bool
+    command: str, argv: str, module: str | None, is_given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = None if module is None else SimpleNamespace(name=module)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     assert _ends_with(command.split(), argv.split()) == is_given
 
 
 def test_a_file_that_the_command_writes_is_not_the_user_s(tmp_path, monkeypatch):
     path = tmp_path / "ds.json"
     path.write_text("{}")
-    for began_s, is_written in ((path.stat().st_ctime - 1, True), (path.stat().st_ctime, False)):
+    now_s = path.stat().st_ctime
+    for began_s, written_s, is_written in (
+        (now_s - 1, now_s, True),
+        (now_s, now_s, False),
+        (now_s - 1, now_s - 9, False),  # another mode, name or link: ctime alone is new
+    ):
+        os.utime(path, (written_s, written_s))
         monkeypatch.setattr(reading, "_began_s", began_s)
         found = reading.file_of_user(str(path))
         assert [name for name in found if found[name]] == [

@@ -4,13 +4,13 @@ import pytest
 
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.version import removed_later
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.engines.deepspeed.rules.cases import setup
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
-GATES = cases.data["GATES"]
+GATES = DATA["GATES"]
 NEW = {
     # key: value, the last release read that lacks it
     "zero_optimization.parameter_alignment": (True, "0.19.6"),
@@ -70,7 +70,7 @@ def test_a_local_version_counts_as_its_release():
     assert judge(setup({"nebula": {}}, version="0.19.8.post1+g0abc"))
 
 
-@cases("release", "refused")
+@pytest.mark.cases("release", "refused")
 def test_sequences_are_split_since_ulysses_takes_a_model(release, refused):
     config = {"sequence_parallel_size": 2}
     found = [v.rule for v in judge(setup(config, sp_by_script=2, version=release))]
@@ -102,7 +102,7 @@ def test_a_silent_file_clips_as_its_release_does(release):
     assert ("experts.clipping_at_stage_0" in mixture) is clips
 
 
-@cases("config", "named")
+@pytest.mark.cases("config", "named")
 def test_what_later_releases_removed_is_named_where_it_acts(config, named):
     assert list(removed_later(config, "0.18.9")) == named
     assert list(removed_later(config, "0.19.8")) == []

@@ -11,10 +11,10 @@ from autotune.base.nested import look_up
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.sources.baseline import read_run
 from tests import forked_children
-from tests.cases import Cases
+from tests.cases import data_beside
 from tests.jobs import CPU, tiny_job
 
-cases = Cases(__file__)
+DATA = data_beside(__file__)
 
 AUTO = "auto"
 HIDDEN = 64
@@ -33,7 +33,7 @@ AUTOS = {
         "stage3_param_persistence_threshold": AUTO,
     },
 }
-ACCELERATE, AXOLOTL, FACTORY = (cases.data[name] for name in ("ACCELERATE", "AXOLOTL", "FACTORY"))
+ACCELERATE, AXOLOTL, FACTORY = (DATA[name] for name in ("ACCELERATE", "AXOLOTL", "FACTORY"))
 ARGUMENTS = {"output_dir": "out", "deepspeed": "ds.json", "use_cpu": True}
 
 
@@ -50,7 +50,7 @@ def baseline(tmp_path, name, data, config=None, **job):
     return DeepSpeedEngine(tiny_job(tmp_path, **job), CPU).baseline(path)[1]
 
 
-TRAINERS = cases.data["TRAINERS"]
+TRAINERS = DATA["TRAINERS"]
 """What the installed Trainer makes of a file of arguments, up to `deepspeed.initialize`."""
 
 
@@ -65,7 +65,7 @@ def made_by_trainer(path: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@cases("arguments", "config")
+@pytest.mark.cases("arguments", "config")
 def test_what_trainer_fills_in_is_what_the_installed_one_does(tmp_path, arguments, config):
     pytest.importorskip("transformers")
     config = {"train_micro_batch_size_per_gpu": AUTO, **config}
@@ -128,7 +128,7 @@ def test_what_a_consumer_would_not_train_is_refused(tmp_path):
         baseline(tmp_path, "args.yaml", {**ARGUMENTS, "bf16": True}, config)
 
 
-PREPARED = cases.data["PREPARED"]
+PREPARED = DATA["PREPARED"]
 """What the installed accelerate hands on: `Accelerator(gradient_accumulation_steps=1)`."""
 
 
@@ -154,13 +154,13 @@ def test_what_accelerate_fills_in_is_what_the_installed_one_does(tmp_path):
         assert look_up(ours, key) == look_up(theirs, key), key
 
 
-@cases("name", "data", "values")
+@pytest.mark.cases("name", "data", "values")
 def test_a_file_of_a_consumer(tmp_path, name, data, values):
     found = baseline(tmp_path, name, data)
     assert values.items() <= {**found.values, "grad_accum": found.grad_accum}.items()
 
 
-@cases("line", "micro", "stage")
+@pytest.mark.cases("line", "micro", "stage")
 def test_launch_lines(tmp_path, line, micro, stage):
     write(tmp_path, "run.yaml", FACTORY)
     write(tmp_path, "axolotl.yml", {**AXOLOTL, "micro_batch_size": 4, "batch_size": 4})
