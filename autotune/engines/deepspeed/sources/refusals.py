@@ -26,7 +26,7 @@ _REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
     "refused_beside_deepspeed"
 ]
 """Program -> settings that it refuses beside DeepSpeed."""
-_ASK_FOR_DO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
+_ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 _MEGATRON_FLAGS = (
     ("micro_batch_size", "train_micro_batch_size_per_gpu"),
@@ -79,14 +79,15 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     program = PurePath(source.line.script).name
     reader = source.reader or trainer_of(given) or program * (not program.endswith(".py"))
     evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
-    is_known = reader or script is None
-    asks = reader in _ASK_FOR_DO_TRAIN if is_known else reads_name(script, "do_train")
+    asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
     if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
         yield violation_of(
             "huggingface.evaluation_alone",
             _STAGE,
             choices=({"zero_optimization": {"stage": 3}},),
-            consequence="raised" if script or source.reader or reader == program else "may_raise",
+            consequence="raised"
+            if script or source.reader or reader == program != ""
+            else "may_raise",
             name=evaluates,
             stage=stage,
         )
