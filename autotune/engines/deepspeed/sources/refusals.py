@@ -80,14 +80,13 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     reader = source.reader or trainer_of(given) or program * (not program.endswith(".py"))
     evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
     asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
+    is_sure = script or source.reader or reader == program != ""
     if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
         yield violation_of(
             "huggingface.evaluation_alone",
             _STAGE,
             choices=({"zero_optimization": {"stage": 3}},),
-            consequence="raised"
-            if script or source.reader or reader == program != ""
-            else "may_raise",
+            consequence="raised" if is_sure else "may_raise",
             name=evaluates,
             stage=stage,
         )
