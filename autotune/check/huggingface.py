@@ -255,10 +255,10 @@ def not_compared(source: Source) -> Iterator[NotJudged]:
     for key in keys:
         given = [source.arguments[name] for name in _given(key, source)]
         words = [one for one in given if isinstance(one, str)]
-        who = (
+        decides = (
             f"{source.reader or 'the script'} decides" if AUTO in words else "only the shell knows"
         )
-        why = f"{who} {words[0]}" if words else ""
+        why = f"{decides} {words[0]}" if words else ""
         if not why and key in _BY_LENGTH and source.arguments:
             why = "the length of the training decides"
         if key == "train_batch_size" and source.world is None and source.arguments:
@@ -437,7 +437,7 @@ def _yaml_file(source: Source) -> Iterator[Violation]:
     if source.accelerate.path is not None:
         yield from accelerate_fields.violations(
             source.accelerate.data,
-            is_counted=source.world is not None,
+            ranks=source.line.ranks.world or source.world,
             fills_in=source.is_trainers is not False,
         )
     if source.beside_file:

@@ -464,8 +464,6 @@ def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
     """A violation with what follows from it where another program reads or completes the file."""
     if source.is_part and one.rule in _BY_SCRIPTS:
         one = replace(one, consequence="may_raise")
-    if one.rule == _OF_OPTIMIZER and brings_for_cpu(source) is False:
-        one = replace(one, is_note=False)
     # Nobody reads the configuration then, and its YAML alone is refused.
     is_unread = bool(source.not_for) and not one.rule.startswith("accelerate.")
     is_dropped = source.reader == neox.READER and neox.drops(one)
@@ -475,9 +473,10 @@ def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
     return replace(one, message=message, consequence="ignored")
 
 
-def without_world() -> NotJudged:
-    """What rules about ranks leave open where nobody says how many there are."""
-    return NotJudged(what="what the number of ranks decides", why=f"give it with {flag('world')}")
+def without_world(why: str = "") -> NotJudged:
+    """What rules about ranks leave open; `why`, where it is not that nobody says how many."""
+    why = why or f"give it with {flag('world')}"
+    return NotJudged(what="what the number of ranks decides", why=why)
 
 
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
@@ -490,7 +489,8 @@ def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJu
             what=f"DeepSpeed {version}", why=f"rules are of {OLDEST_READ} to {NEWEST_READ}"
         )
     if "world" in looked.unknown_facts:
-        yield without_world()
+        unread = "its degrees" if source.line.reader else "the stages of its PipelineModule"
+        yield without_world("" if source.split else f"{unread} are not read")
     if any(one.rule == _OF_OPTIMIZER and one.is_note for one in looked.violations):
         line = f": give the line that starts it with {flag('launch')}" * (source.script is None)
         why = f"beside an offload DeepSpeed takes its own for the CPU alone{line}"
@@ -534,7 +534,7 @@ def _setup(
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
-        brings_cpu_adam=brings_for_cpu(source) is True,
+        brings_cpu_adam=brings_for_cpu(source),
         is_part=source.is_part,
         is_tuned=source.is_tuned,
         environment=replace(

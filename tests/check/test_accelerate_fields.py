@@ -144,7 +144,7 @@ def test_no_number_of_processes_starts_none(tmp_path):
     with pytest.raises(ValueError, match="nproc_per_node"):
         determine_local_world_size(str(data["num_processes"]))
     assert told(data) == ["accelerate.refused"]
-    assert list(violations(data, is_counted=True)) == []
+    assert list(violations(data, ranks=2)) == []
 
 
 def test_less_than_one_machine_is_one(tmp_path):
@@ -213,3 +213,18 @@ def test_sizes_that_the_ranks_do_not_make(sizes, is_taken):
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     found = violations(file_with(parallelism_config=given))
     assert ("parallelism_config" not in {at for one in found for at in one.at}) == is_taken
+
+
+@pytest.mark.parametrize("given", [True, ["sp_size"], {}, None])
+def test_sizes_that_are_none(given):
+    assert told(file_with(parallelism_config=given)) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "fix"),
+    [("sp_size", "set sp_size to a divisor of 8"), ("tp_size", "set sizes whose product is 8")],
+)
+def test_sizes_are_those_of_the_launch(size, fix):
+    data = file_with(parallelism_config={f"parallelism_config_{size}": 3})
+    assert [one.fix for one in violations(data, ranks=8)] == [fix]
+    assert list(violations(data, ranks=3)) == []

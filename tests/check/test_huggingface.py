@@ -301,6 +301,24 @@ def test_readers_that_convert_are_not_told_so(tmp_path, changes, launch):
     assert "huggingface.number_as_text" not in rules(report)
 
 
+@pytest.mark.parametrize(
+    ("program", "levels"),
+    [("trl sft", []), ("swift sft", []), ("FORCE_TORCHRUN=1 llamafactory-cli train", ["error"])],
+)
+def test_programs_that_train_without_being_asked(tmp_path, program, levels):
+    line = f"{program} --deepspeed ds_config.json --do_eval true"
+    path = write(tmp_path, merge(AUTO, {"zero_optimization": {"stage": 2}}))
+    found = checked(path, launch=line).found
+    rule = "huggingface.evaluation_alone"
+    assert [one.violation.level for one in found if one.violation.rule == rule] == levels
+
+
+def test_a_file_of_arguments_that_nobody_starts_may_evaluate_alone(tmp_path):
+    config = merge(AUTO, {"zero_optimization": {"stage": 2}})
+    path = write(tmp_path, {"deepspeed": config, "do_eval": True, "output_dir": "o"}, "args.json")
+    assert [one.violation.level for one in checked(path).found] == ["warning"]
+
+
 @pytest.mark.cases("given", "arguments", "script", "found")
 def test_what_trainer_does_at_a_stage_or_with_a_section(tmp_path, given, arguments, script, found):
     section = {name: value for name, value in given.items() if name != "stage"}

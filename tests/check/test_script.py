@@ -147,6 +147,17 @@ parser.add_argument("--stages", type=int, default=2)
 args = parser.parse_args()
 net = deepspeed.pipe.PipelineModule(layers, num_stages={})
 """
+IN_MAIN = f"""from transformers import TrainingArguments
+def main():
+    TrainingArguments("out")
+    {LOADS.format("'auto'")}
+if __name__ == "__main__":
+    main()
+"""
+IN_CHAT = f"def chat():\n    {LOADS.format(repr('auto'))}"
+IF = f"if {{}}:\n    {LOADS.format(repr('auto'))}"
+OWN = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+STARTS_O = "o = SGD(p)\n{}\n    deepspeed.initialize(model=m, optimizer=o)\n"
 PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
 """Of four ranks in two stages, two train on samples of their own."""
 
@@ -157,14 +168,28 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
         (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {}),
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
         (LOADS.format("'auto'") + PLAIN_MADE, Z3, "", {"huggingface.device_map": "warning"}),
+        (IN_MAIN, Z3, "", {"huggingface.device_map": "error"}),
+        (PLAIN_MADE + IN_CHAT, Z3, "", {"huggingface.device_map": "warning"}),
+        (PLAIN_MADE + IF.format("args.lora"), Z3, "", {"huggingface.device_map": "warning"}),
+        (PLAIN_MADE + IF.format("not is_deepspeed_zero3_enabled()"), Z3, "", {}),
         (PLAIN + LOADS.format("None"), Z3, "", {}),
         (PLAIN + LOADS.format("placed()"), Z3, "", {}),
         (STARTS.format("o = torch.optim.AdamW(p)"), OFFLOAD, "", {_OPTIMIZER: "error"}),
         (STARTS.format("o = DeepSpeedCPUAdam(p)"), OFFLOAD, "", {}),
         (STARTS.format("o = made(p)"), OFFLOAD, "", {_OPTIMIZER: "note"}),
+        (STARTS.format("o = SGD(p)"), OFFLOAD | OWN, "", {_OPTIMIZER: "error"}),
+        (STARTS.format("def g():\n    o = SGD(p)"), OFFLOAD, "", {_OPTIMIZER: "note"}),
+        (STARTS_O.format("def f(o):"), OFFLOAD, "", {_OPTIMIZER: "note"}),
+        (STARTS_O.format("def f():"), OFFLOAD, "", {_OPTIMIZER: "error"}),
         (STAGES.format("args.stages"), PIPED, "", {}),
         (STAGES.format("args.stages"), PIPED, "--stages 1", {"batch.product": "error"}),
         (STAGES.format("stages()"), PIPED, "", {}),
+        (
+            STAGES.replace("num_stages=", "").format("2"),
+            PIPED | Z2,
+            "",
+            {"pipeline.stage": "error"},
+        ),
         (STAGES.format("2"), PIPED | Z2, "", {"pipeline.stage": "error"}),
     ],
 )
@@ -177,6 +202,14 @@ def test_what_a_script_decides_beside_its_file(tmp_path, script, config, flags, 
     assert levels == found
     is_open = "the optimizer that the script brings" in {one.what for one in report.not_judged}
     assert is_open == ("note" in found.values())
+
+
+def test_stages_that_are_not_read_leave_the_ranks_open(tmp_path):
+    write(tmp_path, STAGES.format("None, topology=t"), "train.py")
+    line = "deepspeed --num_gpus 4 train.py --deepspeed_config ds_config.json"
+    (found,) = checked(write(tmp_path, PIPED), launch=line).not_judged
+    why = "the stages of its PipelineModule are not read"
+    assert (found.what, found.why) == ("what the number of ranks decides", why)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ class DeepSpeedEngine(Engine):
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        """Stage by stage, without offload; see `autotune.engines.deepspeed.engine`."""
+        """Stage by stage, without offload; see `ladder`."""
         return ladder(self._job, self.context)
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -455,6 +455,35 @@ class DeepSpeedEngine(Engine):
         return merged, overridden
 
 
+def ladder(job: Job, context: Context) -> Iterator[list[Candidate]]:
+    """Stage by stage, the power-of-two micro-batches; none where none divides the global batch.
+
+    So a careful user of DeepSpeed looks for a start: the lowest stage without offload, tensor
+    degree 1, and recomputation only where nothing runs without it.
+    """
+    share, rest = divmod(job.global_batch, job.world)
+    sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
+    for recompute in ("none", "full") if job.model.supports_recompute else ("none",):
+        for stage in (0, 1, 2, 3):
+            if sizes:
+                yield [_rung(job, context, stage, size, recompute) for size in sizes]
+
+
+def _rung(job: Job, context: Context, stage: int, micro_batch: int, recompute: str) -> Candidate:
+    """A candidate of the ladder: knobs that it does not choose are at the engine's defaults."""
+    chosen: dict[str, KnobValue] = {
+        "zero.stage": stage,
+        "tp": 1,
+        "sp": 1,
+        "ep": 1,
+        "micro_batch": micro_batch,
+        "recompute": recompute,
+        "offload.optimizer": "none",
+        "offload.param": "none",
+    }
+    return Candidate.of(canonical(chosen, context), world=job.world, global_batch=job.global_batch)
+
+
 def _model_type(job: Job) -> str:
     return str(job.model.source.get("config", {}).get("model_type", ""))
 
@@ -565,31 +594,3 @@ def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
             )
         if isinstance(value, dict):
             _refuse_auto(value, f"{prefix}{key}.")
-
-
-STAGES = (0, 1, 2, 3)
-
-
-def ladder(job: Job, context: Context) -> Iterator[list[Candidate]]:
-    """Stage by stage, the power-of-two micro-batches; none where none divides the global batch."""
-    share, rest = divmod(job.global_batch, job.world)
-    sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
-    for recompute in ("none", "full") if job.model.supports_recompute else ("none",):
-        for stage in STAGES:
-            if sizes:
-                yield [_rung(job, context, stage, size, recompute) for size in sizes]
-
-
-def _rung(job: Job, context: Context, stage: int, micro_batch: int, recompute: str) -> Candidate:
-    """A candidate of the ladder: knobs that it does not choose are at the engine's defaults."""
-    chosen: dict[str, KnobValue] = {
-        "zero.stage": stage,
-        "tp": 1,
-        "sp": 1,
-        "ep": 1,
-        "micro_batch": micro_batch,
-        "recompute": recompute,
-        "offload.optimizer": "none",
-        "offload.param": "none",
-    }
-    return Candidate.of(canonical(chosen, context), world=job.world, global_batch=job.global_batch)

@@ -206,7 +206,7 @@ class ScriptEngine(DeepSpeedEngine):
             ds_config=self._edited(candidate),
             sp_by_script=1,
             pipeline_refusal="",
-            brings_cpu_adam=self._script.framework != "deepspeed",
+            brings_cpu_adam=self._script.framework != "deepspeed" or None,
             # Whether a model can recompute, the script's own framework knows.
             supports_recompute=self._script.switches_recompute,
         )

@@ -82,9 +82,9 @@ class Setup:
     (Ulysses); 1: it splits none."""
     supports_sp: bool = True
     """Whether the model's attention is known to be split right by Ulysses."""
-    brings_cpu_adam: bool = False
-    """Whether whoever calls DeepSpeed puts its CPU optimizer in place of torch's where the
-    optimizer is offloaded, as accelerate does (accelerate/utils/deepspeed.py)."""
+    brings_cpu_adam: bool | None = None
+    """Whether whoever calls DeepSpeed hands it an optimizer for the CPU where the optimizer is
+    offloaded, as accelerate does (accelerate/utils/deepspeed.py); None: nobody says."""
     is_part: bool = False
     """Whether the configuration stands in some program's own file, which may add to it."""
     is_tuned: bool | None = None

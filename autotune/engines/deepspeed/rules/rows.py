@@ -6,18 +6,21 @@ stands behind a `?` counts where it is not there. A fact is
 
 - one value, or a list of which it is one (`null`: it is not there);
 - `{"not": ...}`, none of these;
-- `{"above": ...}`, `{"below": ...}` or `{"undivided": ...}`, more or less than, or no multiple of,
-  a number or the name of another fact;
+- `{"above": ...}`, `{"below": ...}`, `{"divided": ...}` or `{"undivided": ...}`, more or less than
+  a number or the name of another fact, a multiple of it or none;
 - `{"truth": ...}`, something or nothing as Python asks it;
 - `{"given": ...}`, in the file or not, whatever its value;
 - `{"from": ..., "before": ...}`, a release of DeepSpeed.
 
-The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact.
+The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact, in a text
+with " (its default)" where what stands behind the `?` counts, and `{name % name}` for what
+`_ARITHMETIC` makes of two.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import gcd
 from operator import attrgetter, gt, lt, ne
 from typing import Any
 
@@ -26,7 +29,12 @@ from autotune.engines.deepspeed.rules.base import Setup, section_at
 from autotune.space.rule import Choice, Finding, Rule
 
 _NAME = r"@?[a-z_0-9.?]+"
-_PLACE = re.compile(rf"\{{({_NAME})(?::([^}}]+))?\}}")
+_PLACE = re.compile(rf"\{{({_NAME})(?: (%|//|gcd) ({_NAME})|:([^}}]+))?\}}")
+_ARITHMETIC: Mapping[str, Callable[[int, int], Any]] = {
+    "%": lambda one, other: f"{one} % {other} = {one % other}",
+    "//": lambda one, other: one - one % other or other,  # the nearest multiple below
+    "gcd": gcd,
+}
 
 _Read = Callable[[Setup], Any]
 _Condition = tuple[_Read, Sequence[Any], bool]
@@ -68,10 +76,10 @@ def _condition(name: str, wanted: Any) -> _Condition:
     other = _reader(value) if _is_name(value) else None
     if kind == "not" and other is None:
         return read, _listed(value), False
-    compares = {"above": gt, "below": lt, "not": ne, "undivided": _is_undivided}[kind]
+    compares = {"above": gt, "below": lt, "not": ne}.get(kind, _is_undivided)
     return (
         lambda setup: _compared(read(setup), other(setup) if other else value, compares),
-        (True,),
+        (kind != "divided",),
         True,
     )
 
@@ -109,9 +117,18 @@ def _filled(value: Any, setup: Setup) -> Any:
         return tuple(_filled(item, setup) for item in value)
     if not isinstance(value, str):
         return value
-    if (alone := _PLACE.fullmatch(value)) and alone[2] is None:
-        return _reader(alone[1])(setup)
-    return _PLACE.sub(lambda place: format(_reader(place[1])(setup), place[2] or ""), value)
+    if (whole := _PLACE.fullmatch(value)) and whole.lastindex == 1:
+        return _reader(whole[1])(setup)
+    return _PLACE.sub(lambda place: _in_words(place, setup), value)
+
+
+def _in_words(place: re.Match[str], setup: Setup) -> str:
+    name, operator, other, form = place.groups()
+    found = _reader(name)(setup)
+    if operator:
+        return str(_ARITHMETIC[operator](found, _reader(other)(setup)))
+    is_default = "?" in name and _reader(name.partition("?")[0])(setup) is None
+    return format(found, form or "") + " (its default)" * is_default
 
 
 def _check(

@@ -40,19 +40,19 @@ _SIZES, _AXES = "parallelism_config_", ("dp_replicate", "dp_shard", "tp", "cp", 
 
 
 def violations(
-    data: Mapping[str, Any], *, is_counted: bool = False, fills_in: bool = False
+    data: Mapping[str, Any], *, ranks: int | None = None, fills_in: bool = False
 ) -> Iterator[Violation]:
     """What accelerate does with a file for DeepSpeed.
 
     Args:
         data: The file, as PyYAML reads it.
-        is_counted: Whether something else says how many processes there are.
+        ranks: Processes, where something else says how many there are.
         fills_in: Whether an accumulation of "auto" is filled in, as by Trainer, which counts by
             itself (transformers/trainer.py: create_accelerator_and_postprocess).
     """
     if data.get("compute_environment") == _SAGEMAKER:
         return
-    for name, why, fix in _refused(data, fills_in, is_counted):
+    for name, why, fix in _refused(data, fills_in, ranks):
         yield violation_of("accelerate.refused", name, name=name, why=why, fix=fix)
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and str(data.get("distributed_type")) == "DEEPSPEED":
@@ -60,10 +60,10 @@ def violations(
 
 
 def _refused(
-    data: Mapping[str, Any], fills_in: bool, is_counted: bool
+    data: Mapping[str, Any], fills_in: bool, ranks: int | None
 ) -> Iterator[tuple[str, str, str]]:
     """Field, why, what to do."""
-    if "num_processes" in data and data["num_processes"] is None and not is_counted:
+    if "num_processes" in data and data["num_processes"] is None and ranks is None:
         yield (
             "num_processes",
             "accelerate starts the ranks with its value, and there is none",
@@ -96,19 +96,23 @@ def _refused(
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and kind == "DEEPSPEED":
         yield from _refused_in(section, fills_in)
-        yield from _unlike_ranks(data.get("parallelism_config"), data.get("num_processes"))
+        given = data.get("parallelism_config")
+        if isinstance(given, Mapping):  # the launch's number comes before the file's
+            yield from _refused_sizes(given, ranks or data.get("num_processes"))
 
 
-def _unlike_ranks(given: Any, ranks: Any) -> Iterator[tuple[str, str, str]]:
+def _refused_sizes(given: Mapping[str, Any], ranks: Any) -> Iterator[tuple[str, str, str]]:
     """Sizes of `ParallelismConfig` that the ranks do not make."""
-    sizes = [given.get(f"{_SIZES}{name}_size", 1) for name in _AXES] if given else []
-    if not all(type(one) is int and one > 0 for one in [*sizes, ranks]):
+    *sizes, shared = (given.get(f"{_SIZES}{name}_size", 1) for name in _AXES)
+    if not all(type(one) is int and one > 0 for one in (*sizes, shared, ranks)):
         return
-    shared = (sizes or [1])[-1]  # with sequences that are shared it asks for no more
-    if ranks % shared if shared > 1 else prod(sizes) not in (1, ranks):
-        names = " * ".join(f"{name}_size" for name in (("sp",) if shared > 1 else _AXES))
-        why = f"{names}={prod(sizes) if shared == 1 else shared} beside num_processes={ranks}"
-        yield "parallelism_config", why, f"set sizes that make, or divide, {ranks}"
+    beside = f"beside num_processes={ranks}"
+    if shared > 1 and ranks % shared:  # with sequences that are shared it asks for no more
+        fix = f"set sp_size to a divisor of {ranks}"
+        yield "parallelism_config", f"sp_size={shared} {beside}", fix
+    elif shared == 1 and prod(sizes) not in (1, ranks):
+        why = f"{' * '.join(f'{name}_size' for name in _AXES)}={prod(sizes)} {beside}"
+        yield "parallelism_config", why, f"set sizes whose product is {ranks}"
 
 
 def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str, str]]:

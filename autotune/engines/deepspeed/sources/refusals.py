@@ -8,7 +8,6 @@ from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
-from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.sections import shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
@@ -17,7 +16,7 @@ from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
-from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map
+from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Violation, listed
@@ -27,6 +26,8 @@ _REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
     "refused_beside_deepspeed"
 ]
 """Program -> settings that it refuses beside DeepSpeed."""
+_ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
+"""Programs, and what nobody names, that train only where `do_train` is given."""
 _MEGATRON_FLAGS = (
     ("micro_batch_size", "train_micro_batch_size_per_gpu"),
     ("global_batch_size", "train_batch_size"),
@@ -75,24 +76,28 @@ def refusals(source: Source) -> Iterator[Violation]:
 def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """What Trainer and transformers refuse at a stage, and a section that neither hands on."""
     stage, given, script = look_up(config, _STAGE) or 0, source.arguments, source.script
-    alone = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
-    is_asked = script is None or "do_train" in read_text(script)  # else it trains anyway
-    if alone and stage in (0, 1, 2) and not given.get("do_train") and is_asked:
+    program = PurePath(source.line.script).name
+    reader = source.reader or trainer_of(given) or program * (not program.endswith(".py"))
+    evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
+    asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
+    is_sure = script or source.reader or reader == program != ""
+    if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
         yield violation_of(
             "huggingface.evaluation_alone",
             _STAGE,
             choices=({"zero_optimization": {"stage": 3}},),
-            consequence="raised" if script or source.reader else "may_raise",
-            name=alone,
+            consequence="raised" if is_sure else "may_raise",
+            name=evaluates,
             stage=stage,
         )
-    mapped = device_map(script) if script is not None and stage == 3 else None
-    if script is not None and mapped is not None:
+    loaded = device_map(script) if script is not None and stage == 3 else None
+    if script is not None and loaded is not None:
+        value, is_refused = loaded
         yield violation_of(
             "huggingface.device_map",
-            consequence="raised" if mapped[1] else "may_raise",
+            consequence="raised" if is_refused else "may_raise",
             script=script.name,
-            value=mapped[0],
+            value=value,
         )
     section = config.get("activation_checkpointing")
     on = [name for name, value in section.items() if value] if isinstance(section, Mapping) else []

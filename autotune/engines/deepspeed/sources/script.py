@@ -23,6 +23,9 @@ _DATA = (".json", ".yaml", ".yml", ".args")
 _FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
 _FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
 """Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
+_MAKERS = (*_CLASSES, "parse_args_into_dataclasses")
+_ABOUT_ZERO = re.compile("zero|deepspeed", re.IGNORECASE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def uses_lightnings(path: Path) -> bool:
@@ -58,8 +61,8 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     taken = [one for one in given if _name(one) in (*derived, *trainers) or _is_named_whole(one)]
     if len(taken) != 1 or any(_calls(tree, "set_defaults")):
         return None
-    made = derived.get(_name(taken[0]))
-    return frozenset(_fields(made)) if made is not None else frozenset()
+    own = derived.get(_name(taken[0]))
+    return frozenset(_fields(own)) if own is not None else frozenset()
 
 
 def files_named(path: Path) -> list[str]:
@@ -82,8 +85,8 @@ def trains_with(path: Path) -> bool | None:
         alias.name for module, alias in _imports(tree) if module.split(".")[0] in _TRAINERS
     ]
     if any(_calls(tree, "Accelerator")):
-        made = (name for name in imported if name.endswith("Trainer") and name != _OWN_LOOP)
-        return any(any(_calls(tree, name)) for name in made)
+        trainers = (name for name in imported if name.endswith("Trainer") and name != _OWN_LOOP)
+        return any(any(_calls(tree, name)) for name in trainers)
     named = (
         node.attr
         for node in ast.walk(tree)
@@ -133,12 +136,14 @@ def refuses_rank_flag(path: Path) -> bool:
 
 def _made_by(nodes: Sequence[ast.AST], name: str) -> set[str]:
     """Names that are set to calls of a name, and to nothing else."""
-    made, others = set[str](), set[str]()
+    calls, others = set[str](), set[str]()
     for node in nodes:
         if isinstance(node, ast.Assign):
-            is_made = isinstance(node.value, ast.Call) and _name(node.value.func) == name
-            (made if is_made else others).update(map(_name, node.targets))
-    return made - others
+            is_call = isinstance(node.value, ast.Call) and _name(node.value.func) == name
+            (calls if is_call else others).update(map(_name, node.targets))
+        elif isinstance(node, ast.arg):
+            others.add(node.arg)
+    return calls - others
 
 
 def brings_cpu_optimizer(path: Path) -> bool | None:
@@ -149,29 +154,58 @@ def brings_cpu_optimizer(path: Path) -> bool | None:
     tree = _tree(path)
     if any(any(_calls(tree, name)) for name in _FOR_THE_CPU):
         return True
-    given = [one.value for call in _calls(tree, "initialize") for one in call.keywords]
-    nodes = list(ast.walk(tree))
-    others = set[str]().union(*(_made_by(nodes, name) for name in _FOR_DEVICES))
-    return False if others & {_name(one) for one in given} else None
+    places = _places(tree)
+    for call in _calls(tree, "initialize"):
+        nodes = [node for node in places if places[node][0] is places[call][0]]
+        at_top = [node for node in places if places[node][0] is tree]
+        local = {name for node in nodes for name in _names_given(node)}
+        given = {_name(one.value) for one in call.keywords}
+        for name in _FOR_DEVICES:
+            if given & (_made_by(nodes, name) | (_made_by(at_top, name) - local)):
+                return False
+    return None
+
+
+def reads_name(path: Path, name: str) -> bool:
+    """Whether a script reads an attribute or a variable of a name, or has it as a text."""
+    return any(
+        name in (_name(node), getattr(node, "value", None))
+        for node in ast.walk(_tree(path))
+        if not isinstance(getattr(node, "ctx", None), ast.Store)
+    )
 
 
 def device_map(path: Path) -> tuple[Any, bool] | None:
     """The device map that a script hands to `from_pretrained`; None: none that is known.
 
     Returns:
-        It, and whether Trainer's arguments are made on a line before.
+        It, and whether Trainer's arguments are made on a line before in the same function, and no
+        condition stands around it. One about ZeRO keeps stage 3 out.
     """
     tree = _tree(path)
-    makers = (*_CLASSES, "parse_args_into_dataclasses")
-    made = [call.lineno for name in makers for call in _calls(tree, name)]
-    constants = _constants(tree)
+    constants, places, found = _constants(tree), _places(tree), dict[bool, Any]()
+    makes = [call for name in _MAKERS for call in _calls(tree, name)]
     for call in _calls(tree, "from_pretrained"):
-        for one in call.keywords:
+        scope, ifs = places[call]
+        is_after = any(one.lineno < call.lineno and places[one][0] is scope for one in makes)
+        for one in call.keywords if not _ABOUT_ZERO.search(ifs) else ():
             with contextlib.suppress(KeyError, ValueError):
                 value = _value(one.value, {}, constants)
                 if one.arg == "device_map" and value is not None:
-                    return value, min(made, default=call.lineno) < call.lineno
-    return None
+                    found.setdefault(is_after and not ifs, value)
+    return next(((found[one], one) for one in (True, False) if one in found), None)
+
+
+def _places(tree: ast.AST) -> dict[ast.AST, tuple[ast.AST, str]]:
+    """Every part of a script, with its function or the module, and the conditions around it."""
+    places: dict[ast.AST, tuple[ast.AST, str]] = {tree: (tree, "")}
+    for node in ast.walk(tree):  # those above come first
+        scope, ifs = places[node]
+        scope = node if isinstance(node, _FUNCTIONS) else scope
+        if isinstance(node, ast.If | ast.IfExp) and "__name__" not in ast.unparse(node.test):
+            ifs += f" {ast.unparse(node.test)}"
+        places.update((child, (scope, ifs)) for child in ast.iter_child_nodes(node))
+    return places
 
 
 def reads_first_word(path: Path | None) -> bool:
@@ -245,11 +279,10 @@ def pipeline_stages(path: Path, given: Mapping[str, Any]) -> int | None:
     (call, *_) = (*_calls(tree, "PipelineModule"), None)
     if call is None:
         return None
-    for one in call.keywords:
-        with contextlib.suppress(KeyError, ValueError):
-            value = _value(one.value, _own_flags(tree, given), _constants(tree))
-            if one.arg == "num_stages" and type(value) is int and value > 0:
-                return value
+    stages = [one.value for one in call.keywords if one.arg == "num_stages"] or call.args[1:2]
+    with contextlib.suppress(KeyError, ValueError, IndexError):
+        value = _value(stages[0], _own_flags(tree, given), _constants(tree))
+        return value if type(value) is int and value > 0 else 0
     return 0
 
 

@@ -35,6 +35,12 @@ def test_what_is_found_and_how_much_it_weighs(config, case, found):
     assert [one[: len(row)] for one, row in zip(told, found, strict=True)] == found
 
 
+@pytest.mark.cases("config", "case", "words")
+def test_a_row_says_values_and_what_follows_from_them(config, case, words):
+    told = "\n".join(f"{one.message}\n{one.fix}" for one in judge(setup(config, **case)))
+    assert [one for one in words if one not in told] == []
+
+
 @pytest.mark.parametrize("recompute", ["every_1", "every_0", "every_", "half", "every_2x"])
 def test_recomputation_that_means_nothing(recompute):
     assert names({}, recompute=recompute) == ["model.recompute_every"]
@@ -93,6 +99,15 @@ def test_a_null_is_no_dtype_of_autocast():
     config = {**plain.ds_config, "torch_autocast": {"enabled": True, "dtype": None}}
     (found,) = judge(replace(plain, ds_config=config))
     assert (found.rule, found.consequence) == ("schema.section_value", "raised")
+
+
+@pytest.mark.parametrize(("more", "is_told"), [({"warmup_max_lr": None}, False), ({}, True)])
+def test_a_peak_that_is_null_is_the_optimizers_rate(more, is_told):
+    plain = setup({"optimizer": {"params": {"lr": 1e-5}}})
+    params = {"total_num_steps": 20, "warmup_num_steps": 4, **more}
+    scheduler = {"type": "WarmupDecayLR", "params": params}
+    found = judge(plain.with_config({**plain.ds_config, "scheduler": scheduler}))
+    assert [one.rule for one in found] == ["scheduler.default_peak"] * is_told
 
 
 def test_what_is_not_known_is_not_judged():
