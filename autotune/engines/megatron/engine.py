@@ -611,6 +611,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         in_fp32=in_fp32,
         has_fp8="fp8" in found.peak_flops,
         has_fp4="fp4" in found.peak_flops,
+        deepep_ranks=found.deepep_ranks(environment.n_devices),
         lacking=_lacking(release),
         release=release,
         from_0_17=is_at_least(release, "0.17"),
