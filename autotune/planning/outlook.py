@@ -214,10 +214,14 @@ class Outlook:
         return self._candidate(values), notes
 
     def neighbours(self, candidate: Candidate) -> dict[Candidate, tuple[str, KnobValue]]:
-        """Candidates that differ from one in one knob, each with that knob and its value."""
+        """Candidates that differ from one in one knob, each with that knob and its value.
+
+        What the engine says is taken along differs too.
+        """
         found: dict[Candidate, tuple[str, KnobValue]] = {}
         for name, value in self.engine.steps(candidate):
-            other = self._candidate({**candidate.values, name: value})
+            along = self.engine.taken_along.get(name, {})
+            other = self._candidate({**candidate.values, **along, name: value})
             if other != candidate and other.get(name) == value:
                 found.setdefault(other, (name, value))
         return found

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,13 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
     written_stages,
 )
-from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.layouts import (
+    PLANNED_ALONE,
+    QUARTERS,
+    Layouts,
+    lay_out,
+    useful_modules,
+)
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
@@ -174,6 +181,9 @@ class MegatronEngine(Engine):
 
     name = "megatron"
     planned_alone = PLANNED_ALONE
+    taken_along: Mapping[str, Mapping[str, KnobValue]] = MappingProxyType(
+        {"recompute_modules": {"recompute": "selective"}}
+    )
 
     def __init__(self, job: Job, environment: Environment) -> None:
         super().__init__(job, environment)
@@ -203,7 +213,7 @@ class MegatronEngine(Engine):
         return f"{describe_candidate(candidate, self.context)} dp={candidate.dp}"
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
-        """Each knob a step up and down, and quarters of a chunk's layers for `recompute`.
+        """Each knob a step up and down, quarters of a chunk's layers and modules to recompute.
 
         Of the knobs that the lattice has off their default alone, one other value each.
         """
@@ -216,7 +226,8 @@ class MegatronEngine(Engine):
             knobs[name] = KNOBS[name]
             if name not in candidate.values:
                 more[name] = [value]
-        return steps_of(candidate, knobs, more)
+        yield from steps_of(candidate, knobs, more)
+        yield from (("recompute_modules", modules) for modules in useful_modules(self._task))
 
     def _off_default(self, candidate: Candidate) -> dict[str, KnobValue]:
         """Knobs that the lattice lays out off their default alone, with a value of theirs."""
