@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -107,8 +106,6 @@ class Engine(ABC):
     planned_alone: tuple[str, ...] = ()
     """Knobs that the layouts of a plan have off their default and those of a search have not."""
 
-    taken_along: Mapping[str, Mapping[str, KnobValue]] = MappingProxyType({})
-    """Knob -> settings without which it does nothing, which a step of it takes along."""
 
     def __init__(self, job: Job, environment: Environment) -> None:
         """An engine; a subclass checks here whether it trains the job."""

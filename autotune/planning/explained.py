@@ -260,7 +260,7 @@ def neighbours_of(
         Neighbour(
             knob=knob,
             value=value,
-            along=outlook.engine.taken_along.get(knob, {}),
+            along=outlook.lattice.context.knobs[knob].along,
             knobs=other.values,
             violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,13 +79,7 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
     written_stages,
 )
-from autotune.engines.megatron.layouts import (
-    PLANNED_ALONE,
-    QUARTERS,
-    Layouts,
-    lay_out,
-    useful_modules,
-)
+from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out, modules_of
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
@@ -181,9 +174,6 @@ class MegatronEngine(Engine):
 
     name = "megatron"
     planned_alone = PLANNED_ALONE
-    taken_along: Mapping[str, Mapping[str, KnobValue]] = MappingProxyType(
-        {"recompute_modules": {"recompute": "selective"}}
-    )
 
     def __init__(self, job: Job, environment: Environment) -> None:
         super().__init__(job, environment)
@@ -227,7 +217,7 @@ class MegatronEngine(Engine):
             if name not in candidate.values:
                 more[name] = [value]
         yield from steps_of(candidate, knobs, more)
-        yield from (("recompute_modules", modules) for modules in useful_modules(self._task))
+        yield from (("recompute_modules", modules) for modules in modules_of(self._task))
 
     def _off_default(self, candidate: Candidate) -> dict[str, KnobValue]:
         """Knobs that the lattice lays out off their default alone, with a value of theirs."""
