@@ -106,7 +106,6 @@ class Engine(ABC):
     planned_alone: tuple[str, ...] = ()
     """Knobs that the layouts of a plan have off their default and those of a search have not."""
 
-
     def __init__(self, job: Job, environment: Environment) -> None:
         """An engine; a subclass checks here whether it trains the job."""
         self._job = job
