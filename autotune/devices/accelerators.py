@@ -35,6 +35,8 @@ _PROBE_HINT = "figures of a probe, maybe of another version's: run `autotune pro
 _ALIKE = 0.65
 """Least likeness of a name that is offered for another: those of other makers have less."""
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp4")
+MOST_RANKS = 2**31 - 1
+"""More ranks than any run has."""
 _LEAST, _MOST = 1e-6, 1e12
 """Bounds of any figure in its unit; beyond them, times divided by it are no numbers any more."""
 
@@ -156,6 +158,18 @@ class Accelerator:
                 "choose one of these, or add it to a table of your own",
             )
         return self.achieved_flops[precision]
+
+    def deepep_ranks(self, per_node: int) -> int:
+        """The most ranks among which DeepEP's kernels send tokens; 0: they do not run.
+
+        They need NVLink and Ampere or later; across nodes NVLink between all devices of a node and
+        Hopper or later. Of those in the table that NVLink joins, only these have fp8.
+        Source: deepseek-ai/DeepEP, README.md, Requirements, and setup.py, DISABLE_SM90_FEATURES.
+        """
+        if not self.nvlink_bytes_per_s or "bf16" not in self.peak_flops:
+            return 0
+        is_whole = "fp8" in self.peak_flops and self.nvlink_domain >= per_node
+        return MOST_RANKS if is_whole else self.nvlink_domain
 
     def spelled(self) -> dict[str, Any]:
         """As a file has it, without its name; what is None is left out."""

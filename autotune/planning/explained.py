@@ -21,6 +21,8 @@ class Neighbour:
 
     knob: str
     value: KnobValue
+    along: Mapping[str, KnobValue]
+    """Settings without which that knob does nothing."""
     knobs: Mapping[str, KnobValue]
     violations: tuple[Violation, ...]
     """Empty: legal."""
@@ -85,10 +87,14 @@ class Explained(Estimated):
     n_ranked: int
     """Distinct choices of the lattice, and this one where it is another."""
     first: str
-    """The candidate that stands for the choice in the plan, in words; empty: it is this one."""
+    """The candidate that stands for the choice in the plan, in words; empty: it is this one, or
+    the plan does not have it."""
     slower_than_first: float
     """Factor of the step time over that one's."""
     is_in_lattice: bool
+    nearest: Sequence[str]
+    """Settings that the nearest candidate of the lattice has otherwise; empty: this one is there,
+    or rules refuse it."""
     min_fit: float
     neighbours: tuple[Neighbour, ...]
 
@@ -209,12 +215,24 @@ def explain_candidate(
         reach=reach,
         place=place,
         n_ranked=len(choices),
-        first="" if first == at else outlook.engine.describe(candidates[first]),
+        first="" if index is None or first == at else outlook.engine.describe(candidates[first]),
         slower_than_first=float(prediction.step_time_s[0] / first_s),
         is_in_lattice=index is not None,
+        nearest=() if is_in or violations else _nearest(outlook, candidate),
         min_fit=min_fit,
         neighbours=neighbours_of(outlook, outlook.neighbours(candidate)),
     )
+
+
+def _nearest(outlook: Outlook, candidate: Candidate) -> list[str]:
+    """Settings that the nearest candidate of the lattice has otherwise than one outside of it."""
+    near = outlook.lattice.nearest(candidate.values)
+    knobs = outlook.lattice.context.knobs
+    return [
+        f"{name}={format_value(near.get(name, knobs[name].default))}"
+        for name in knobs
+        if near is not None and near.get(name) != candidate.get(name)
+    ]
 
 
 def _beside(found: Prediction, beside: Prediction) -> Prediction:
@@ -242,6 +260,7 @@ def neighbours_of(
         Neighbour(
             knob=knob,
             value=value,
+            along=outlook.lattice.context.knobs[knob].along,
             knobs=other.values,
             violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),

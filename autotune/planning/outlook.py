@@ -214,10 +214,11 @@ class Outlook:
         return self._candidate(values), notes
 
     def neighbours(self, candidate: Candidate) -> dict[Candidate, tuple[str, KnobValue]]:
-        """Candidates that differ from one in one knob, each with that knob and its value."""
+        """Candidates that differ in a knob and what it takes along, with its name and value."""
         found: dict[Candidate, tuple[str, KnobValue]] = {}
         for name, value in self.engine.steps(candidate):
-            other = self._candidate({**candidate.values, name: value})
+            along = self.lattice.context.knobs[name].along
+            other = self._candidate({**candidate.values, **along, name: value})
             if other != candidate and other.get(name) == value:
                 found.setdefault(other, (name, value))
         return found

@@ -164,6 +164,8 @@ class Knob:
     """Such values for people."""
     when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     """Other knobs -> the values at which this one can act at all."""
+    along: Mapping[str, KnobValue] = field(default_factory=dict)
+    """Settings without which it does nothing, which one change of it takes along."""
     acts: Callable[[Knobs, Context], bool] = _always
     """Whether it changes the run, given the other knobs, where `when` lets it."""
     acts_off_default: bool = False

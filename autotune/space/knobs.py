@@ -237,8 +237,9 @@ def explain(values: Knobs, context: Context) -> dict[str, str]:
     reasons = {}
     for name, value in values.items():
         if name not in settled:
-            scope = context.knobs[name].scope
-            reasons[name] = f"{name}={value} changes nothing here: it acts {scope}"
+            knob = context.knobs[name]
+            why = "it is the default" if value == knob.default else f"it acts {knob.scope}"
+            reasons[name] = f"{name}={format_value(value)} changes nothing here: {why}"
         elif settled[name] != value:
             reasons[name] = f"{name}={value} means the same run as {settled[name]}, which is used"
     return reasons

@@ -12,7 +12,11 @@ from autotune.planning.choices import strain_of
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
+from autotune.report.candidates.explained import (
+    estimate_as_dict,
+    explained_as_dict,
+    print_explained,
+)
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
 from tests.captured import captured
@@ -135,6 +139,22 @@ def test_a_refused_layout_names_every_rule_and_a_change_that_is_legal(outlook, r
     assert (found.cheapest_legal.knob, found.cheapest_legal.value) in {("vp", 1), ("pp", 2)}
     both = explain_candidate(outlook, ["tp=3", "micro_batch=3"])
     assert {"tp.heads", "world.product", "batch.product"} <= {v.rule for v in both.violations}
+
+
+def test_what_the_lattice_lacks_is_named_and_modules_bring_their_recomputation(outlook):
+    mixture = opened(FleetWishes(gpu="H100"), model="deepseek-v3", global_batch=2048, world=1024)
+    settings = "tp=2 pp=8 vp=4 ep=64 etp=1 dispatcher=deepep sequence_parallel=true"
+    more = "stages=balanced distributed_optimizer=true overlap_experts=true"
+    found = explain_candidate(mixture, f"{settings} {more}".split())
+    assert (found.violations, found.first) == ((), "")
+    assert {*found.nearest} < {"overlap_experts=false", "delay_weight_grads=true"}
+    text = " ".join(printed(print_explained, found).split())
+    assert f"does not hold it, the nearest there has {' '.join(found.nearest)} step" in text
+    assert "the plan counts it" not in text
+    assert "recompute=selective recompute_modules=mla_up_proj +" in text
+    inside = explain_candidate(outlook, ["tp=2", "distributed_optimizer=true"])
+    assert inside.is_in_lattice
+    assert not inside.nearest
 
 
 def test_of_two_changes_that_make_it_legal_the_one_that_the_fix_names_is_proposed(outlook):

@@ -218,6 +218,17 @@ def test_mfu_in_fp8_is_a_share_of_the_peak_in_fp8():
 
 
 @pytest.mark.parametrize(
+    ("chance", "said"), [(0.4, "does not fit"), (0.6, "s, fits 60%"), (0.95, "s zero.stage")]
+)
+def test_a_what_if_says_how_surely_the_best_still_fits(outlook, chance, said):
+    found = rank_lattice(outlook, what_if=["bandwidth=10Gbps"])
+    (variant,) = found.variants
+    variant = dataclasses.replace(variant, same_fit_probability=chance)
+    text = printed(print_ranking, dataclasses.replace(found, variants=(variant,)), top=1)
+    assert said in " ".join(text.partition(variant.change)[2].split())
+
+
+@pytest.mark.parametrize(
     ("price", "prices"),
     [
         ("H100=2.5,A100-80GB=1.4", (1.4, 2.5)),

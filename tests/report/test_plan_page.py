@@ -42,6 +42,16 @@ def test_it_says_what_the_plan_says_and_that_nothing_was_measured(
     snapshots.check("plan_page.txt", "\n".join(told) + "\n")
 
 
+def test_a_best_that_is_slower_than_a_baseline_is_told_by_its_step(tmp_path: Path) -> None:
+    """That baseline fits less surely."""
+    job = {**JOB, "model": "gpt-oss-20b", "world": 8, "engine": "megatron"}
+    found = autotune.plan(**job)
+    assert found.as_dict()["from_baseline"]["pred_gain_of_best"] < 1
+    page = found.page(tmp_path / "plan.html").read_text(encoding="utf-8")
+    (headline,) = re.findall(r'<p class="headline">(.*)</p>', page)
+    assert headline.endswith(" s a step, by forecast")
+
+
 def test_its_data_has_the_way_from_the_baseline(planned: Any) -> None:
     data = planned.as_dict()
     way, first = data["from_baseline"], data["candidates"][0]

@@ -10,16 +10,18 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.base.data import installed_files
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
+from autotune.cost.problem import accelerator_of
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, Exported, RankSettings
 from autotune.engines.communication.knobs import environment_of as communication_variables
@@ -135,6 +137,15 @@ class DeepSpeedEngine(Engine):
         }
         return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
 
+    @cached_property
+    def _deepep_ranks(self) -> int | None:
+        """See `Accelerator.deepep_ranks`; None where the device is in no table."""
+        try:
+            device = accelerator_of(self._environment, self.accelerators)
+        except FleetError:
+            return None
+        return device.deepep_ranks(self._environment.n_devices)
+
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
         """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
         is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
@@ -210,6 +221,7 @@ class DeepSpeedEngine(Engine):
             loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
             mlp_chunk_tokens=int(candidate.get("mlp_chunk_tokens", 0) or 0),
             offload_activations=str(candidate.get("offload.activations", "none")),
+            deepep_ranks=self._deepep_ranks,
             compile=str(candidate.get("compile", "none")),
             supports_loss_chunks=model.supports_loss_chunks,
             supports_mlp_chunks=model.supports_mlp_chunks,

@@ -79,7 +79,7 @@ from autotune.engines.megatron.layout_task import (
     stage_layers,
     written_stages,
 )
-from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out, modules_of
 from autotune.engines.megatron.model_arguments import (
     check_release,
     dense_layers,
@@ -203,7 +203,7 @@ class MegatronEngine(Engine):
         return f"{describe_candidate(candidate, self.context)} dp={candidate.dp}"
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
-        """Each knob a step up and down, and quarters of a chunk's layers for `recompute`.
+        """Each knob a step up and down, quarters of a chunk's layers and modules to recompute.
 
         Of the knobs that the lattice has off their default alone, one other value each.
         """
@@ -216,7 +216,8 @@ class MegatronEngine(Engine):
             knobs[name] = KNOBS[name]
             if name not in candidate.values:
                 more[name] = [value]
-        return steps_of(candidate, knobs, more)
+        yield from steps_of(candidate, knobs, more)
+        yield from (("recompute_modules", modules) for modules in modules_of(self._task))
 
     def _off_default(self, candidate: Candidate) -> dict[str, KnobValue]:
         """Knobs that the lattice lays out off their default alone, with a value of theirs."""
@@ -611,6 +612,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         in_fp32=in_fp32,
         has_fp8="fp8" in found.peak_flops,
         has_fp4="fp4" in found.peak_flops,
+        deepep_ranks=found.deepep_ranks(environment.n_devices),
         lacking=_lacking(release),
         release=release,
         from_0_17=is_at_least(release, "0.17"),

@@ -61,6 +61,8 @@ class LayoutTask:
     in_bf16: bool = True
     has_fp8: bool = True
     has_fp4: bool = True
+    deepep_ranks: int = 2**31 - 1
+    """The most ranks among which DeepEP's kernels send tokens; 0: they do not run."""
     lacking: frozenset[str] = frozenset()
     """Knobs whose flag the release of Megatron Core lacks."""
     release: str = ""

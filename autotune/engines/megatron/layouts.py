@@ -161,12 +161,12 @@ _CHUNKS = (1, 2, 4, 8, 16)
 def _recomputed(task: LayoutTask) -> list[tuple[int, int, int]]:
     """What recomputation is offered: its kind, its modules, and quarters of a chunk's layers."""
     selective = int(Recompute.SELECTIVE)
-    modules = [(selective, RECOMPUTED.index(module), 0) for module in _useful_modules(task)]
+    modules = [(selective, RECOMPUTED.index(module), 0) for module in modules_of(task)]
     quarters = [(int(Recompute.FULL), 0, part) for part in range(1, QUARTERS)]
     return [*((int(kind), 0, 0) for kind in RECOMPUTE.values()), *modules, *quarters]
 
 
-def _useful_modules(task: LayoutTask) -> list[str]:
+def modules_of(task: LayoutTask) -> list[str]:
     """Modules of a mixture that are worth their time, the cheapest first."""
     if task.n_experts < 2:
         return []

@@ -99,7 +99,8 @@ def _of_estimate(found: Estimated) -> dict[str, Any]:
 
 
 def _step(neighbour: Neighbour) -> str:
-    return f"{neighbour.knob}={format_value(neighbour.value)}"
+    changed = {**neighbour.along, neighbour.knob: neighbour.value}
+    return " ".join(f"{name}={format_value(value)}" for name, value in changed.items())
 
 
 def _rules(violations: Sequence[Violation]) -> str:

@@ -121,6 +121,7 @@ def neighbour_as_dict(neighbour: Neighbour) -> dict[str, Any]:
     return {
         "knob": neighbour.knob,
         "value": neighbour.value,
+        "taken_along": dict(neighbour.along),
         "violations": violations_as_dicts(neighbour.violations),
         "pred_step_time_s": neighbour.step_time_s,
         "pred_peak_memory_bytes": neighbour.peak_memory_bytes,

@@ -69,6 +69,8 @@ class Setup:
     """Tokens of a chunk of the training script's MLPs; 0: they are not chunked."""
     offload_activations: str = "none"
     """Where the training script lets the inputs of recomputed layers wait: `none` or `cpu`."""
+    deepep_ranks: int | None = None
+    """The most ranks among which DeepEP's kernels send tokens; None: nobody knows."""
     compile: str = "none"
     """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
     supports_loss_chunks: bool = True
