@@ -21,9 +21,11 @@ from autotune.cost.problem import accelerator_of, situation_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.job.job import PLAN_SPACE
-from autotune.planning.choices import MIN_FIT, TIE
-from autotune.planning.other_job import rank_other_job
+from autotune.planning.choices import TIE
+from autotune.planning.lattice import lattice_of
+from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import FleetWishes, Outlook
+from autotune.planning.ranking import legal_rows
 from autotune.search.history import History
 from autotune.search.prospect import Prospect, prospect_of
 from autotune.search.session import Session
@@ -113,18 +115,23 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
 
 def _beyond(session: Session, found: Prospect) -> Prospect:
     """What the space `plan` has beyond that of a search which is told none."""
-    here = Outlook(
-        job=session.job,
+    there = Outlook(
+        job=replace(session.job, space=PLAN_SPACE),
         environment=session.environment,
         wishes=FleetWishes(gpu=session.environment.device_name),
         lattice=session.lattice,
     )
-    wider = rank_other_job(here, "", {"space": PLAN_SPACE}, min_fit=MIN_FIT)
-    if wider is None or wider.fit_probability < MIN_FIT:
+    try:
+        there = replace(there, lattice=lattice_of(there.engine))
+        there, predicted, _, choices = legal_rows(there, top=1)
+    except AutotuneError:
         return found
+    first = int(choices.firsts[0])
+    wider = OtherJob.of_row("", there, there.lattice.candidates[first], predicted, first)
     gain = wider.speedup(session.job, found.fastest_step_s)
-    if found.n_fit and gain <= TIE:
+    if wider.fit_probability < choices.min_fit or (found.n_fit and gain <= TIE):
         return found
+    found = replace(found, plan_fit=wider.fit_probability)
     return replace(found, plan_gain=gain, plan_first=wider.described)
 
 

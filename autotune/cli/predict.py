@@ -140,6 +140,7 @@ def explain(
     *,
     settings: list[str] | None = None,
     flags: dict[str, Any],
+    min_fit: float | None = None,
     as_json: bool = False,
 ) -> None:
     """Explain why a candidate is refused or ranked where it is.
@@ -151,7 +152,7 @@ def explain(
     from autotune.app.api.predictions import explain as explain_settings
 
     say_meanwhile("forecasting the candidate and its neighbours ...")
-    found = explain_settings(*(settings or ()), **flags, note=say, ask=asker())
+    found = explain_settings(*(settings or ()), **flags, min_fit=min_fit, note=say, ask=asker())
     _show(found, as_json=as_json)
 
 

@@ -14,9 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base.errors import FleetError
+
+if TYPE_CHECKING:  # pydantic
+    from autotune.devices.accelerators import Accelerator
 
 _BF16_CAPABILITY = (8, 0)
 """Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
@@ -181,18 +184,34 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
     return "cpu", []
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
+def peak_flops_of(
+    precision: str, environment: Environment | None, table: "Sequence[Accelerator] | None" = None
+) -> float | None:
+    """FLOP/s of one device, dense, that MFU is a share of; None where that is not known.
 
-    None: a device that is not in the table, or a slice of one (MIG).
+    In fp8 and fp4 that of the table, by default the shipped one.
+    """
+    if environment is None or not environment.peak_flops or precision == "fp32":
+        return None
+    if precision in ("fp8", "fp4"):
+        return peak_flops(environment.device_name, precision, table)
+    return environment.peak_flops
+
+
+def peak_flops(
+    device_name: str, precision: str = "bf16", table: "Sequence[Accelerator] | None" = None
+) -> float | None:
+    """Dense matrix peak of one GPU in FLOP/s, by its datasheet; of V100 and T4 fp16 for bf16.
+
+    None: a device that is not in the table, or a slice of one (MIG), or without that precision.
     """
     from autotune.devices import accelerators  # its table is checked by pydantic
 
     try:
-        peaks = accelerators.find_accelerator(device_name).peak_flops
+        peaks = accelerators.find_accelerator(device_name, table=table).peak_flops
     except FleetError:
         return None
-    return peaks.get("bf16", peaks.get("fp16"))
+    return peaks.get(precision, peaks.get("fp16") if precision == "bf16" else None)
 
 
 def visible_gpus() -> list[Gpu]:

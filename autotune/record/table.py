@@ -19,7 +19,7 @@ from autotune.base.files import write_whole, writing
 from autotune.base.plugins import load_plugin
 from autotune.base.text import csv_text
 from autotune.contract import TrialResult, TrialSpec
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, peak_flops_of
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
@@ -27,12 +27,12 @@ from autotune.record.facts import Facts
 from autotune.record.guard import guards_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
-from autotune.space.candidate import candidate_of
+from autotune.space.candidate import Candidate, candidate_of
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_change
 from autotune.trial.scripts.lengths import is_drawn
 
-TABLE_VERSION = 5
+TABLE_VERSION = 6
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 _YEAR_3000_S = 32_503_680_000.0
@@ -224,11 +224,11 @@ def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
     return gpu.energy_j / (n_steps * spec.layout.global_batch)
 
 
-def peak_flops_of(precision: str, environment: Environment | None) -> float | None:
-    """FLOP/s of one device, dense, that MFU is a share of; None where that is not known."""
-    if environment is None or precision == "fp32":
-        return None
-    return environment.peak_flops or None
+def product_precision(candidate: Candidate, precision: str) -> str:
+    """Precision of the layers' matrix products: that of the training, or fp8 or fp4."""
+    if candidate.get("fp8", "none") != "none":
+        return "fp8"
+    return "fp4" if candidate.get("fp4") else candidate.precision(precision)
 
 
 def _row(trial: Trial, study: str, facts: Facts, spread: Spread) -> dict[str, Any]:
@@ -326,7 +326,8 @@ def _throughput_cells(
         return cells
     flops_per_s = train_flops_per_token(shape, attended) * tokens_per_s / spec.layout.world
     cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = peak_flops_of(spec.workload.precision, environment)
+    precision = product_precision(candidate_of(spec), spec.workload.precision)
+    peak_flops = peak_flops_of(precision, environment)
     if peak_flops is not None:
         cells["mfu"] = flops_per_s / peak_flops
     return cells

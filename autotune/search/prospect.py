@@ -51,6 +51,8 @@ class Prospect:
     """Forecast speed of the best of the space `plan` over the fastest here; 1: nobody asked."""
     plan_first: str = ""
     """That candidate, in words, where it is the faster one or the only one that fits."""
+    plan_fit: float = 1.0
+    """Probability that it fits."""
 
     @property
     def trial_s(self) -> float:

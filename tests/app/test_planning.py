@@ -265,6 +265,8 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
     assert change.fit_probability >= min_fit
+    text = " ".join(printed(print_explained, found).split())
+    assert f" of {len(choices)} distinct choices, those first that fit with 60% or more" in text
     assert not change.violations
     fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= min_fit]
     assert change.step_time_s == min(n.step_time_s for n in fitting)

@@ -9,21 +9,23 @@ import pytest
 
 from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.contract import KnobValue, Phase, TrialResult, TrialSpec
 from autotune.engines.base import find_engine
 from autotune.job.model_shape import train_flops_per_token
+from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.record.table import (
     SUMMARY,
     TABLE_VERSION,
     _asked_cells,
+    _throughput_cells,
     load_table,
     schema_of,
     write_table,
 )
 from tests import site_pages, snapshots
 from tests.report.test_terminal import finished
-from tests.search.scripted import GIB, make, realistic, search
+from tests.search.scripted import ENVIRONMENT, GIB, make, realistic, search
 
 SCHEMA = schema_of(DEFAULT_ENGINE)
 
@@ -187,6 +189,33 @@ def test_mfu_is_over_the_peak_of_the_device_that_ran_it(study: Study):
     share = frame["mfu"] / frame["tflops_per_device"]
     assert share.iloc[0:last].dropna().unique() == pytest.approx([1.0])
     assert share.iloc[last] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "precision", "peak_tflops"),
+    [
+        ({}, "bf16", 989),
+        ({"fp8": "none"}, "bf16", 989),
+        ({"fp8": "hybrid"}, "bf16", 1979),
+        ({"fp4": True}, "bf16", None),
+        ({}, "fp32", None),
+    ],
+)
+def test_mfu_is_over_the_peak_at_the_precision_of_the_products(
+    study: Study, knobs: dict[str, KnobValue], precision: str, peak_tflops: float | None
+):
+    """As in a forecast; Hopper has no peak in fp4."""
+    trial = next(t for t in study.trials() if t.result is not None and is_figure(t.result))
+    identity = dataclasses.replace(
+        trial.spec.identity, knobs={**trial.spec.identity.knobs, **knobs}
+    )
+    workload = dataclasses.replace(trial.spec.workload, precision=precision)
+    spec = dataclasses.replace(trial.spec, identity=identity, workload=workload)
+    named = {"device_name": "NVIDIA H100 80GB HBM3", "peak_flops": 989e12}
+    here = dataclasses.replace(ENVIRONMENT, **named)
+    cells = _throughput_cells(spec, trial.result, make().model.shape, here)
+    expected = peak_tflops and pytest.approx(cells["tflops_per_device"] / peak_tflops)
+    assert cells.get("mfu") == expected
 
 
 def test_unreadable_trials_are_listed(study: Study):

@@ -84,7 +84,7 @@ def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) 
     assert speed(reached, "fp32", report.facts) == unknown
     assert speed(reached, "bf16", Facts()) == unknown
     assert speed(reached, "bf16", report.facts) == (
-        "0.4 TFLOP/s of the model per device, 40% of its peak of 1"
+        "0.4 TFLOP/s of the model per device, 40% of its peak of 1 in bf16"
     ), "that of the environment in study.json"
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from autotune.app.planning import open_outlook
 from autotune.app.session import open_session
 from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
@@ -17,6 +18,8 @@ from autotune.cli import cli
 from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
 from autotune.cost.problem import situation_of
 from autotune.engines.base import bind_engine
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.ranking import rank_lattice
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.prospect import START_S, prospect_of
@@ -53,6 +56,21 @@ def test_where_only_the_space_of_a_plan_has_what_fits_it_is_named(tmp_path: Path
     said = prospect(found, fresh=True, knowledge=None)
     assert said.n_fit == 0
     assert "offload.optimizer=cpu" in said.plan_first
+
+
+def test_the_first_row_of_a_plan_is_named_as_the_plan_has_it(tmp_path: Path, monkeypatch):
+    """Also where what fits less surely is worth its chance."""
+    monkeypatch.setattr("autotune.planning.ranking.worthwhile_fit", lambda *_: 0.5)
+    keys = {**LARGE, "model": "llama-3-8b", "world": 8}
+    del keys["space"]
+    here = open_session(None, keys, results=tmp_path, fleet="simulate:8xL40S")
+    said = prospect(here, fresh=True, knowledge=None)
+    ranking = rank_lattice(open_outlook(None, keys, FleetWishes(gpu="L40S")))
+    first = int(ranking.order[0])
+    chance = ranking.prediction.fit_probability[first]
+    assert 0.5 <= chance < 0.9
+    assert said.plan_first == ranking.outlook.engine.describe(ranking.candidates[first])
+    assert said.plan_fit == pytest.approx(chance)
 
 
 def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):

@@ -200,12 +200,8 @@ def plan(
     outlook = _outlook(flags)
     if count:
         outlook = dataclasses.replace(outlook, lattice=outlook.lattice.counted())
-    found = rank_lattice(
-        outlook,
-        min_fit=min_fit,
-        what_if=each_of(what_if),
-        top=top,
-    )
+    what_if = each_of(what_if)
+    found = rank_lattice(outlook, min_fit=_limit(min_fit), what_if=what_if, top=top)
     return Planned(
         value=found,
         show=lambda console: print_ranking(console, found, top=top),
@@ -217,13 +213,14 @@ def plan(
 
 def explain(
     *settings: Settings,
+    min_fit: float | None = None,
     **flags: Unpack[ExplainFlags],
 ) -> PredictedCandidate[Explained]:
     """Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
 
     Settings are `"zero.stage=1"` each, or a mapping of them; the other knobs have the base
-    configuration's values or the engine's defaults. Other arguments and errors are those of
-    `plan`.
+    configuration's values or the engine's defaults. Other arguments, `min_fit` among them, and
+    errors are those of `plan`.
 
     Example:
         >>> found = autotune.explain("zero.stage=1", "tp=3", **job)
@@ -231,7 +228,7 @@ def explain(
         False
     """
     outlook = _outlook(flags)
-    found = explain_candidate(outlook, _written(settings))
+    found = explain_candidate(outlook, _written(settings), min_fit=_limit(min_fit))
     return PredictedCandidate.of(found, print_explained, explained_as_dict)
 
 
@@ -311,6 +308,12 @@ def taught_by(knowledge: Path | None, is_unused: bool, *, say: Note) -> Sequence
     except StudyError as error:
         say(f"predictions are not corrected by trials: {error.message}")
         return ()
+
+
+def _limit(min_fit: float | None) -> float | None:
+    if min_fit is None or 0 <= min_fit <= 1:
+        return min_fit
+    raise JobError.of("app.no_probability", value=min_fit)
 
 
 def _written(settings: Sequence[Settings]) -> list[str]:

@@ -44,7 +44,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
     return {
         **judged_as_dict(found),
-        **figures_as_dict(found.outlook, found.prediction, 0, found.reach),
+        **figures_as_dict(found.outlook, found.candidate, found.prediction, 0, found.reach),
         "changes_training": [*changes_of(found.candidate, found.outlook.job)],
         "assumed": assumptions(found.outlook, found.reach, 0),
         **parts_as_dict(found.prediction, 0),
@@ -58,6 +58,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         **estimate_as_dict(found),
         "rank": found.place,
         "n_ranked": found.n_ranked,
+        "min_fit": found.min_fit,
         "pred_slower_than_first_of_choice": found.slower_than_first,
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": found.cheapest_fit and neighbour_as_dict(found.cheapest_fit),

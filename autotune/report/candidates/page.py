@@ -91,6 +91,7 @@ def _layouts(
         for row in rows[1:]
     ]
     marks += [mark("baseline", way)] if way and way["changes"] else []
+    n_changing = sum(bool(row["changes_training"]) for row in rows)
     front = [
         (found.peak_memory_bytes[place] / unit_bytes, batch / found.step_time_s[place])
         for place in ranking.on_front
@@ -103,8 +104,7 @@ def _layouts(
         limits=[allowed_bytes / unit_bytes],
         caption={
             **{"limit_bytes": allowed_bytes, "level": LEVEL},
-            "n_left_out": sum(bool(row["changes_training"]) for row in rows)
-            * (not rows[0]["changes_training"]),
+            "n_left_out": 0 if rows[0]["changes_training"] else n_changing,
         },
         titles=(f"forecast peak memory per device, {unit}", "forecast samples/s"),
     )

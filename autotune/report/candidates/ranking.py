@@ -12,8 +12,7 @@ from rich.console import Console
 
 from autotune.cost import Prediction
 from autotune.cost.errors import LEVEL, Margin
-from autotune.cost.problem import accelerator_of
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, peak_flops_of
 from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
@@ -26,7 +25,7 @@ from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking
-from autotune.record.table import peak_flops_of
+from autotune.record.table import product_precision
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate
 from autotune.space.knob import knobs_of
@@ -89,7 +88,8 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     baseline, first = baseline_of(ranking), int(ranking.choices.firsts[0])
     if baseline is None:
         return None
-    figures = figures_as_dict(ranking.outlook, baseline.prediction, 0, baseline.reach)
+    candidate, expected = baseline.candidate, baseline.prediction
+    figures = figures_as_dict(ranking.outlook, candidate, expected, 0, baseline.reach)
     before_s, before_bytes = figures["pred_step_time_s"], figures["pred_peak_memory_bytes"]
     gain = before_s / float(ranking.prediction.step_time_s[first])
     spread = ranking.reach.take(np.array([first])).step_time.over(baseline.reach.step_time)
@@ -209,7 +209,7 @@ def forecast_values(
         "is_host_known": outlook.is_host_known,
         "lengths": job.lengths.describe(job.global_batch),
         "ends": reach.around(prediction, index),
-        "figures": figures_as_dict(outlook, prediction, index, reach),
+        "figures": figures_as_dict(outlook, candidate, prediction, index, reach),
         "evidence": reach.evidence_at(index),
         "router": _of_router(reach, index),
         "length_doubt": outlook.length_doubt,
@@ -338,17 +338,14 @@ def _parts(side: object, names: Mapping[str, str], total: float) -> dict[str, fl
 
 
 def figures_as_dict(
-    outlook: Outlook, prediction: Prediction, index: int, reach: Margin
+    outlook: Outlook, candidate: Candidate, prediction: Prediction, index: int, reach: Margin
 ) -> dict[str, Any]:
     """Predictions for one candidate, with the ends of their intervals, for programs."""
     job, step_time_s = outlook.job, float(prediction.step_time_s[index])
     attended = attended_tokens(job.lengths.as_spec(), job.global_batch, job.seq_len)
     flops = train_flops_per_token(job.model.shape, attended) * job.tokens_per_batch / job.world
-    input_bytes = float(np.resize(prediction.plans.product_input_bytes, index + 1)[index])
-    precision = {1.0: "fp8", 0.5: "fp4"}.get(input_bytes, job.precision)
-    peaks = accelerator_of(outlook.environment, outlook.table).peak_flops
-    usual = peak_flops_of(job.precision, outlook.environment)
-    peak_flops = usual if precision == job.precision else peaks.get(precision)
+    precision = product_precision(candidate, job.precision)
+    peak_flops = peak_flops_of(precision, outlook.environment, outlook.table)
     low_s, high_s, low_bytes, high_bytes = reach.around(prediction, index)
     return {
         "pred_step_time_s": step_time_s,
@@ -378,7 +375,7 @@ def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     index = int(ranking.choices.firsts[rank - 1])
     found, outlook = ranking.prediction, ranking.outlook
-    figures = figures_as_dict(outlook, found, index, ranking.reach)
+    figures = figures_as_dict(outlook, ranking.candidates[index], found, index, ranking.reach)
     hours = 1e9 / figures["pred_tokens_per_s_per_gpu"] / 3600
     return {
         "rank": rank,

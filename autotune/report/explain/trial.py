@@ -15,11 +15,12 @@ import pandas as pd
 
 from autotune.base.templates import Fact, tell
 from autotune.contract import Diagnosis, KnobValue, TrialResult, TrialSpec
+from autotune.devices.hardware import peak_flops_of
 from autotune.engines.advice import AdviceCase
 from autotune.engines.base import find_engine
 from autotune.job.model_families import family_of
 from autotune.record.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
-from autotune.record.table import energy_per_sample_j, peak_flops_of
+from autotune.record.table import energy_per_sample_j, product_precision
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.report.story import Story
 from autotune.search.history import CandidateTrials, History
@@ -135,6 +136,8 @@ class Explanation:
     bottleneck: Bottleneck | None
     """None where the diagnostic pass saw nothing."""
     advice: list[Advice]
+    precision: str
+    """Precision of its matrix products."""
     peak_flops: float | None
     """Peak of one device, dense; None where it is not known, or the trial ran in fp32."""
     flops_per_s: float | None
@@ -170,6 +173,7 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
     tflops = row.get("tflops_per_device")
     ends = [row.get(f"samples_per_s_{end}", pd.NA) for end in ("low", "high")]
     candidate = candidate_of(trial.spec)
+    precision = product_precision(candidate, trial.spec.workload.precision)
     # Also for what is nearly as large.
     bounds = (found.bound, *found.rivals) if found else ()
     return Explanation(
@@ -187,9 +191,8 @@ def explain(report: Story, number: int, row: Mapping[str, Any]) -> Explanation |
         ],
         flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
         rerun=[float(end) for end in ends if not pd.isna(end)],
-        peak_flops=peak_flops_of(
-            trial.spec.workload.precision, report.facts.environment_at(number)
-        ),
+        precision=precision,
+        peak_flops=peak_flops_of(precision, report.facts.environment_at(number)),
     )
 
 
@@ -219,6 +222,7 @@ def describe(explanation: Explanation) -> list[Fact]:
             "advice": explanation.advice[:_MAX_ADVICE],
             "spelled": format_value,
             "flops_per_s": explanation.flops_per_s,
+            "precision": explanation.precision,
             "peak_flops": explanation.peak_flops,
             "rerun": explanation.rerun,
             "predicted": spec.provenance.predicted,
