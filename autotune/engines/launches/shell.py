@@ -10,6 +10,7 @@ the commands say why.
 import contextlib
 import os
 import re
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_sh
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
+    MOST_NESTED,
     Block,
     Choice,
     Line,
@@ -35,6 +37,7 @@ from autotune.engines.launches.shell_syntax import (
     OpenError,
     Simple,
     Token,
+    alone,
     elements,
     end_of,
     lines_of,
@@ -64,6 +67,9 @@ _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
+_SIGNS = re.compile(r"[*?[]")
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_PREFIXES = ("command", "builtin")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -245,9 +251,14 @@ class _Branch:
 class _End(Exception):
     """A `return`, `exit`, `break` or `continue` that runs."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, why: str, n_loops: int) -> None:
         super().__init__(name)
-        self.name, self.why = name, why
+        self.name, self.why, self.n_loops = name, why, n_loops
+
+    def leaves(self) -> bool:
+        """Leave a loop: whether it was the last one that ends here."""
+        self.n_loops -= 1
+        return self.n_loops == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +273,8 @@ class _Text:
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
     is_function: bool = False
+    is_part: bool = False
+    """Whether its ends are those of the text around it, as for `eval`."""
 
 
 class _Reader:
@@ -316,15 +329,17 @@ class _Reader:
         """Those of the function or the loop here of which only the shell knows if they run."""
         self._is_aside = False
         """Whether it runs only if values are others."""
+        self._is_open = False
+        """Whether only the shell knows if it runs."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
-        self._is_loop = False
+        self._n_loops = 0
         self._n_options_read = 0
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = 0
+        self._depth = self._n_nested = 0
         self._n_left = len(text) + _MOST_AGAIN
         """Characters that may still be gone through."""
 
@@ -357,16 +372,18 @@ class _Reader:
 
     def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
-        before = self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends
-        self._here, self._is_loop, self._ends = text, False, []
+        before = self._here, self._doubts, self._is_rehearsed, self._n_loops, self._ends
+        self._here = text
+        if not text.is_part:
+            self._n_loops, self._ends = 0, []
         self._depth += 1
         try:
             self._list(text.lines)
         except _End as end:
-            if end.name != "return":
+            if end.name != "return" or text.is_part:
                 raise
         finally:
-            self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends = before
+            self._here, self._doubts, self._is_rehearsed, self._n_loops, self._ends = before
             self._depth -= 1
         return _OPEN
 
@@ -407,6 +424,16 @@ class _Reader:
         """Take a simple command, a block, or the definition of a function."""
         if isinstance(node, Simple):
             return self._simple_command(node)
+        if self._n_nested >= MOST_NESTED:  # with those of the functions that call this one
+            self._lose(f"{self._line(node.place)} has a block that is nested too deep")
+            return _OPEN
+        self._n_nested += 1
+        try:
+            return self._block(node)
+        finally:
+            self._n_nested -= 1
+
+    def _block(self, node: Choice | Block) -> _Truth:
         if isinstance(node, Choice):
             self._choice(node)
         elif node.name == "{":
@@ -415,18 +442,23 @@ class _Reader:
             with self._shell():
                 self._list(node.lines)
         elif node.name in LOOPS:
-            is_outer, n_ends, self._is_loop = self._is_loop, len(self._ends), True
+            n_ends, self._n_loops = len(self._ends), self._n_loops + 1
             try:
                 self._loop(node)
             except _End as end:
-                if end.name != "break":
+                if not end.leaves():
                     raise
             finally:
-                self._is_loop = is_outer
-                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name == "return"]
+                self._n_loops -= 1
+                self._ends[n_ends:] = [one for one in self._ends[n_ends:] if not one.leaves()]
         else:
-            function = replace(self._here, lines=node.lines, is_function=True)
-            self._functions[plain(node.words[0])] = function
+            name, lines = plain(node.words[0]), node.lines
+            before = self._functions.get(name)
+            if self._is_open and before is not None and before.lines != lines:  # either one
+                asked = [alone(Simple([], [], -1))]
+                either = [(asked, (), before.lines), ((), (), lines)]
+                lines = [alone(Choice("function", node.place, [], either))]
+            self._functions[name] = replace(self._here, lines=lines, is_function=True)
         return _OPEN
 
     def _choice(self, choice: Choice) -> None:
@@ -434,7 +466,7 @@ class _Reader:
         has_run: bool | None = False
         for condition, patterns, lines in choice.branches:
             if choice.name == "case":
-                truth = self._matching([choice.word, *patterns])
+                truth = self._matching([choice.word, *patterns]) if choice.word else _OPEN
                 is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
                 truth = self._list(condition) if condition else _Truth(True)
@@ -455,9 +487,10 @@ class _Reader:
         self._doubts = [*self._here.doubts]
         fields = [self._field(chars, is_split=False) for chars in words]
         text, *shapes = (one.text for one in fields)
-        if "*" in shapes:
+        is_quoted = any(map(_has_quoted_signs, fields[1:]))
+        if "*" in shapes and not is_quoted:
             return _Truth(True)
-        if any(map(_NO_SHAPE.search, (text, *shapes))):
+        if is_quoted or any(map(_NO_SHAPE.search, (text, *shapes))):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
         return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
@@ -507,9 +540,12 @@ class _Reader:
         try:
             self._list(loop.lines)
         except _End as end:
-            if end.name != "continue":
+            if (end.name, end.n_loops) != ("continue", 1):
                 raise
-        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name != "continue"]
+        goes_on = ("continue", 1)
+        self._ends[n_ends:] = [
+            one for one in self._ends[n_ends:] if (one.name, one.n_loops) != goes_on
+        ]
         return _OPEN
 
     @contextlib.contextmanager
@@ -542,16 +578,16 @@ class _Reader:
         if runs is not None and not may_differ:
             truth = take() if runs else _OPEN
             return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
-        is_aside = self._is_aside
-        self._is_aside = is_aside or runs is False
+        is_aside, is_open = self._is_aside, self._is_open
+        self._is_aside, self._is_open = is_aside or runs is False, True
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
             try:
                 branch.truth = take()
             except _End as end:
-                branch.ends = end.name == "exit" or not (self._here.is_function or self._is_loop)
+                branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_aside = is_aside
+        self._is_aside, self._is_open = is_aside, is_open
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -585,9 +621,16 @@ class _Reader:
         self._n_left -= sum(map(len, (*command.words, *documents)))
         fields = [self._element(word) for word in command.words]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
-        name = fields[0].raw if fields else ""
-        if name in ("return", "exit") or (self._is_loop and name in ("break", "continue")):
-            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
+        n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
+        while [one.raw in _PREFIXES for one in fields[n_set : n_set + 2]] == [True, False]:
+            del fields[n_set]
+        name = fields[n_set].raw if fields else ""
+        if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):
+            levels = fields[n_set + 1].text if len(fields) > n_set + 1 else "1"
+            n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
+            if name in ("return", "exit"):
+                n_loops = sys.maxsize
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
         self._document(fields, files)
@@ -948,6 +991,7 @@ class _Reader:
         inside._file = f"{path}, which line {command.line} starts,"
         inside._placed, inside._place = self._placed, command.start
         inside._depth, inside._n_left = self._depth, self._n_left
+        inside._n_nested = self._n_nested
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
@@ -1003,9 +1047,18 @@ class _Reader:
             return
         chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
         within = (*self._here.within, *words)
-        shell = contextlib.nullcontext() if words == ("eval",) else self._shell({"@": Value()})
+        is_part = words == ("eval",)
+        here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
+        here = replace(here, is_function=is_part and here.is_function)
+        shell = contextlib.nullcontext() if is_part else self._shell({"@": Value()})
         with contextlib.suppress(OpenError), shell:
-            self.read(chars, self._here.path, within, tuple(self._doubts))
+            self._run(replace(here, lines=lines_of(chars)))
+
+
+def _has_quoted_signs(pattern: Field) -> bool:
+    """Whether a pattern of a `case` may hold signs of shapes that stand for themselves."""
+    outside, n_quoted = _QUOTED.subn("", pattern.raw)
+    return n_quoted > 0 and _SIGNS.findall(outside) != _SIGNS.findall(pattern.text)
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:

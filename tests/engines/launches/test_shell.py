@@ -1,6 +1,7 @@
 """Shell files: words and where they stand, as bash takes them."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import time
@@ -164,9 +165,16 @@ def test_words_are_those_of_bash(line, tmp_path):
     assert [one.replace("$(echo 1)", "1") for one in ours] == theirs
 
 
-@pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "A=(1 2", "echo $(open"])
-def test_what_does_not_close_is_told_with_its_line(text):
-    with pytest.raises(JobError, match=r"run\.sh:2: .* does not close"):
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [
+        *(("echo 'open", "'"), ('echo "open', '"'), ("A=(1 2", "("), ("echo $(open", "$(")),
+        *(('case "$1"', "case"), ("case $X in a) ;;", "case"), ("for i >", "for")),
+        *(("for i in 1 2; do\n:", "for"), ("if true; then\n:", "if"), ("f() {\n:", "{")),
+    ],
+)
+def test_what_does_not_close_is_told_with_its_line(text, opened):
+    with pytest.raises(JobError, match=rf"run\.sh:2: the {re.escape(opened)} does not close"):
         read_shell(f"true\n{text}", Path("run.sh"))
 
 
@@ -224,6 +232,12 @@ def test_what_is_gone_through_too_often_is_open(tmp_path):
     text = f"A=1\nf() {{\n: {'x' * 9000}\nA=2\n}}\n" + "f\n" * 40 + "run $A\n"
     command = read_shell(text, Path("run.sh")).commands[-1]
     assert command.unread == ("`f` is a function that is not followed in all its calls",)
+    deep = "if probe; then\n" * 55 + "f{}\n" + "fi\n" * 55
+    text = "".join(f"f{n}() {{\n{deep.format(n + 1)}}}\n" for n in range(6)) + "A=1\nf0\nrun $A"
+    command = next(
+        c for c in read_shell(text, Path("run.sh")).commands if "run" in c.words[0].text
+    )
+    assert command.unread == ("line 118 has a block that is nested too deep",)
     text = f"for B in {rounds}; do\n: {'x' * 9000}\ndone\nrun $B\n"
     assert read_shell(text, Path("run.sh")).commands[-1].words[1].text == "$B"
 
