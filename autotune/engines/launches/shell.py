@@ -10,7 +10,6 @@ the commands say why.
 import contextlib
 import os
 import re
-import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -258,7 +257,7 @@ class _End(Exception):
     def leaves(self) -> bool:
         """Leave a loop: whether it was the last one that ends here."""
         self.n_loops -= 1
-        return self.n_loops == 0
+        return self.n_loops == 0 and self.name in ("break", "continue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,8 +328,6 @@ class _Reader:
         """Those of the function or the loop here of which only the shell knows if they run."""
         self._is_aside = False
         """Whether it runs only if values are others."""
-        self._is_open = False
-        """Whether only the shell knows if it runs."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_loops = 0
@@ -344,11 +341,7 @@ class _Reader:
         """Characters that may still be gone through."""
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
-        """Take all commands of a file, and those of functions that it does not call itself.
-
-        Raises:
-            OpenError: Something in it does not close.
-        """
+        """Take all commands of a file, and those of functions that it does not call itself."""
         with self._shell():
             self.read(chars, path, within)
             for name, function in reversed([*self._functions.items()]):
@@ -363,12 +356,9 @@ class _Reader:
         within: tuple[str, ...] = (),
         doubts: Sequence[str] = (),
     ) -> None:
-        """Take all commands of a text; the arguments are those of `_Text`.
-
-        Raises:
-            OpenError: Something in it does not close.
-        """
-        self._run(_Text(lines=lines_of(chars), path=path, within=within, doubts=doubts))
+        """Take all commands of a text; the arguments are those of `_Text`."""
+        text = _Text(lines=lines_of(chars), path=path, within=within, doubts=doubts)
+        self._run(replace(text, is_function=self._depth > 0))
 
     def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
@@ -388,7 +378,14 @@ class _Reader:
         return _OPEN
 
     def _list(self, lines: Sequence[Line]) -> _Truth:
-        return self._in_turn([partial(self._and_or, line) for line in lines])
+        if self._n_nested > MOST_NESTED:  # with those of the functions that call this one
+            self._lose(f"{self._line(self._last)} stands before a block that is nested too deep")
+            return _OPEN
+        self._n_nested += 1
+        try:
+            return self._in_turn([partial(self._and_or, line) for line in lines])
+        finally:
+            self._n_nested -= 1
 
     def _in_turn(self, steps: Sequence[Callable[[], _Truth]], *, is_rest: bool = False) -> _Truth:
         """Take lines or rounds; those behind an end that may have run are a branch."""
@@ -424,16 +421,6 @@ class _Reader:
         """Take a simple command, a block, or the definition of a function."""
         if isinstance(node, Simple):
             return self._simple_command(node)
-        if self._n_nested >= MOST_NESTED:  # with those of the functions that call this one
-            self._lose(f"{self._line(node.place)} has a block that is nested too deep")
-            return _OPEN
-        self._n_nested += 1
-        try:
-            return self._block(node)
-        finally:
-            self._n_nested -= 1
-
-    def _block(self, node: Choice | Block) -> _Truth:
         if isinstance(node, Choice):
             self._choice(node)
         elif node.name == "{":
@@ -454,7 +441,7 @@ class _Reader:
         else:
             name, lines = plain(node.words[0]), node.lines
             before = self._functions.get(name)
-            if self._is_open and before is not None and before.lines != lines:  # either one
+            if len(self._variables.maps) > 2 and before and before.lines != lines:
                 asked = [alone(Simple([], [], -1))]
                 either = [(asked, (), before.lines), ((), (), lines)]
                 lines = [alone(Choice("function", node.place, [], either))]
@@ -487,7 +474,8 @@ class _Reader:
         self._doubts = [*self._here.doubts]
         fields = [self._field(chars, is_split=False) for chars in words]
         text, *shapes = (one.text for one in fields)
-        is_quoted = any(map(_has_quoted_signs, fields[1:]))
+        unquoted = [_SIGNS.findall(_QUOTED.sub("", one.raw)) for one in fields[1:]]
+        is_quoted = unquoted != [*map(_SIGNS.findall, shapes)]
         if "*" in shapes and not is_quoted:
             return _Truth(True)
         if is_quoted or any(map(_NO_SHAPE.search, (text, *shapes))):
@@ -540,12 +528,10 @@ class _Reader:
         try:
             self._list(loop.lines)
         except _End as end:
-            if (end.name, end.n_loops) != ("continue", 1):
+            if end.name != "continue" or end.n_loops > 1:
                 raise
-        goes_on = ("continue", 1)
-        self._ends[n_ends:] = [
-            one for one in self._ends[n_ends:] if (one.name, one.n_loops) != goes_on
-        ]
+        ends = self._ends[n_ends:]
+        self._ends[n_ends:] = [e for e in ends if e.name != "continue" or e.n_loops > 1]
         return _OPEN
 
     @contextlib.contextmanager
@@ -578,8 +564,8 @@ class _Reader:
         if runs is not None and not may_differ:
             truth = take() if runs else _OPEN
             return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
-        is_aside, is_open = self._is_aside, self._is_open
-        self._is_aside, self._is_open = is_aside or runs is False, True
+        is_aside = self._is_aside
+        self._is_aside = is_aside or runs is False
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
             try:
@@ -587,7 +573,7 @@ class _Reader:
             except _End as end:
                 branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_aside, self._is_open = is_aside, is_open
+        self._is_aside = is_aside
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -626,13 +612,13 @@ class _Reader:
             del fields[n_set]
         name = fields[n_set].raw if fields else ""
         if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):
-            levels = fields[n_set + 1].text if len(fields) > n_set + 1 else "1"
+            levels = "".join(one.text for one in fields[n_set + 1 :])
             n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
-            if name in ("return", "exit"):
-                n_loops = sys.maxsize
             raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
+        if name == "exec" and len(fields) > n_set + 1:
+            raise _End("exit", "", 0)
         self._document(fields, files)
         if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
@@ -735,6 +721,8 @@ class _Reader:
         command = fields[0].raw if fields else ""
         name = files[-1] if files else fields[-1].text if command == "tee" else ""
         path = os.path.normpath(name)
+        for word in [word for target, word in targets if target.text == ">>"]:
+            self.written.pop(os.path.normpath(word.text), None)  # it holds more then
         for target, word in targets:
             if target.document is None:
                 continue
@@ -744,10 +732,10 @@ class _Reader:
             if name and not (self._is_aside and path in self.written):
                 above = max(0, target.document[0][1]) if target.document else 0
                 self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
-            elif command == "read" and not name:
+            elif command == "read" and not name and any(re.match(r"-\w*d", f.raw) for f in fields):
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
-                self._follow(Field("", [body], word.place), texts)
+                self._follow(Field("", [body], word.place), texts, {})
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
@@ -823,7 +811,8 @@ class _Reader:
     def _sets(self, fields: Sequence[Field]) -> bool:
         """Take a line that only sets variables, or asks; whether it is one."""
         names = [one.raw for one in fields]
-        touched = touched_by(names)
+        texts = [one.raw if one.is_array else one.text for one in fields]
+        touched = touched_by(texts)
         self._forget(touched)
         if names[0] == "unset":
             for name in touched:
@@ -848,11 +837,13 @@ class _Reader:
             "@" in self._locals and names[0] in ("declare", "typeset")
         )
         is_local = is_inside and not any(re.match(r"-\w*g", one) for one in names)
-        for one in fields[is_declared:]:
-            if (found := ASSIGNS.match(one.raw)) is not None:
+        for one, text in [*zip(fields, texts, strict=True)][is_declared:]:
+            if is_declared and UNKNOWN.search(text.partition("=")[0]):
+                self._lose(f"{self._line(one.place)} sets variables of unknown names")
+            if (found := ASSIGNS.match(text)) is not None:
                 self._assign(found[1], one, is_added=bool(found[2]))
             if is_declared:
-                name = found[1] if found else one.raw
+                name = found[1] if found else text
                 if is_local and not found and name not in self._locals:
                     self._put(name, None)
                 if is_local:
@@ -874,6 +865,8 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
+        if (held := self._variables.get(name)) and held.is_array and not given.is_array:
+            value = Value()  # it is the first element
         value = value._replace(why=next(filter(None, self._doubts), value.why))
         self._put(name, value.differing(given.may_differ))
 
@@ -885,7 +878,7 @@ class _Reader:
         name, outer, commands = fields[1].text, self._variables.get("BASH_SOURCE"), self.commands
         if name.endswith(_OF_PYTHON):
             return True
-        found = _sourced(name, path)
+        found = self._found(name, path)
         try:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
@@ -916,7 +909,7 @@ class _Reader:
         own = {one.raw.partition("=")[0]: plain(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
-            self._follow(Field("", parts, fields[0].place), ("eval",))
+            self._follow(Field("", parts, fields[0].place), ("eval",), {})
             return
         if texts[0] == "cd" and len(texts) == 2:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
@@ -946,12 +939,12 @@ class _Reader:
             blank_in=blank_in,
         )
         self.commands.append(command)
+        sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
         if texts[0] in self._functions:
-            sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for first, is_text in _started_by(texts):
             if is_text:
-                self._follow(items[first], texts)
+                self._follow(items[first], texts, sets)
             elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
@@ -972,7 +965,7 @@ class _Reader:
         if here.path is None or self._depth >= _MOST_DEEP:
             return False
         text = self.written.get(os.path.normpath(texts[at]), "")
-        path = here.path.parent / texts[at] if text else _sourced(texts[at], here.path)
+        path = here.path.parent / texts[at] if text else self._found(texts[at], here.path)
         if path is None or path.resolve() in self._files or path.suffix == ".py":
             return False
         with contextlib.suppress(RenderError):
@@ -1000,6 +993,9 @@ class _Reader:
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
         return False
+
+    def _found(self, name: str, base: Path) -> Path | None:
+        return _sourced(os.path.join(self._field(unplaced("$PWD")).text, name), base)
 
     def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
@@ -1041,7 +1037,7 @@ class _Reader:
             self.commands.pop()
         self.commands += commands
 
-    def _follow(self, text: Field, words: Sequence[str]) -> None:
+    def _follow(self, text: Field, words: Sequence[str], own: Mapping[str, Value]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth >= _MOST_DEEP:
             return
@@ -1050,15 +1046,11 @@ class _Reader:
         is_part = words == ("eval",)
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
         here = replace(here, is_function=is_part and here.is_function)
-        shell = contextlib.nullcontext() if is_part else self._shell({"@": Value()})
+        unexported = self._variables.keys() - self._exported - {"PWD", "0"}
+        inside = {**dict.fromkeys(["@", *unexported], Value()), **own}
+        shell = contextlib.nullcontext() if is_part else self._shell(inside)
         with contextlib.suppress(OpenError), shell:
             self._run(replace(here, lines=lines_of(chars)))
-
-
-def _has_quoted_signs(pattern: Field) -> bool:
-    """Whether a pattern of a `case` may hold signs of shapes that stand for themselves."""
-    outside, n_quoted = _QUOTED.subn("", pattern.raw)
-    return n_quoted > 0 and _SIGNS.findall(outside) != _SIGNS.findall(pattern.text)
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:

@@ -41,14 +41,12 @@ _INSIDE = {
 """Sign that closes -> what stands before it and opens nothing."""
 
 
-_OPENER = re.compile(r"\w+|[$<>]?[^\w\s]|")
-
-
 class OpenError(Exception):
     """Something that does not close; `at` is where it opens."""
 
     def __init__(self, sign: str, at: int) -> None:
-        super().__init__(f"the {_OPENER.match(sign)[0]} does not close, or is nested too deep")
+        sign = re.sub(r"^([$<>]?[^\w\s]).*", r"\1", sign.strip(), flags=re.DOTALL)
+        super().__init__(f"the {sign} does not close, or is nested too deep")
         self.at = at
 
 
@@ -240,11 +238,7 @@ class _Parser:
         return self._tokens[at].text if at < len(self._tokens) else ""
 
     def _take(self) -> Token:
-        """The token that comes.
-
-        Raises:
-            OpenError: None does.
-        """
+        """The token that comes; an `OpenError`: none does."""
         if self._at >= len(self._tokens):
             opened = self._opened[-1]
             raise OpenError(opened.text, opened.chars[0][1])

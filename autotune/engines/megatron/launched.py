@@ -7,7 +7,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -697,8 +697,8 @@ class _Arguments:
         except ValueError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
-            choices = self._added.get(flag.name, ())
-            if taken and (flag.choices if choices is None else {*taken}.issubset(choices)):
+            choices = self._added.get(flag.name, {""})
+            if taken and (flag.choices if not choices else choices.issuperset(taken)):
                 return self._forget(flag.argument)  # a fork's parser takes it
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
@@ -771,21 +771,16 @@ class _Arguments:
         return flag in added or sum(one.startswith(flag) for one in added) == 1
 
     @cached_property
-    def _added(self) -> Mapping[str, Sequence[str] | None]:
-        """Flag that the script or the parser of its checkout adds -> its choices; None: open."""
-        found: dict[str, Sequence[str] | None] = {}
-        try:
-            nodes = [*ast.walk(ast.parse(self._parser))]
-        except SyntaxError:  # of another Python
-            return dict.fromkeys(re.findall(r"['\"](--[\w-]+)['\"]", self._parser))
-        for call in nodes:
-            if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
-                choices: Sequence[str] | None = None
-                with suppress(StopIteration, ValueError, TypeError):
-                    told = next(one.value for one in call.keywords if one.arg == "choices")
-                    choices = [*map(str, ast.literal_eval(told))]
-                names = [one.value for one in call.args if isinstance(one, ast.Constant)]
-                found |= {one: choices for one in map(str, names) if one.startswith("--")}
+    def _added(self) -> Mapping[str, Set[str]]:
+        """Flag that the script or its checkout's parser adds -> its choices; none: not known."""
+        found: dict[str, Set[str]] = {}
+        with suppress(SyntaxError):
+            for call in ast.walk(ast.parse(self._parser)):
+                if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
+                    told = next((one for one in call.keywords if one.arg == "choices"), call.func)
+                    values = [one for one in ast.walk(told) if isinstance(one, ast.Constant)]
+                    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+                    found |= dict.fromkeys(names, {str(one.value) for one in values})
         return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:

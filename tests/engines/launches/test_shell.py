@@ -237,7 +237,7 @@ def test_what_is_gone_through_too_often_is_open(tmp_path):
     command = next(
         c for c in read_shell(text, Path("run.sh")).commands if "run" in c.words[0].text
     )
-    assert command.unread == ("line 118 has a block that is nested too deep",)
+    assert command.unread == ("line 115 stands before a block that is nested too deep",)
     text = f"for B in {rounds}; do\n: {'x' * 9000}\ndone\nrun $B\n"
     assert read_shell(text, Path("run.sh")).commands[-1].words[1].text == "$B"
 
@@ -427,3 +427,11 @@ def test_an_option_loop_is_read_as_started_without_options():
 @cases("text", "told")
 def test_blocks_end_where_bash_ends_them(text, told):
     assert words(text, -1) == ["run", *told]
+
+
+def test_a_sourced_file_that_may_return_and_files_of_another_folder_are_open(tmp_path):
+    (tmp_path / "args.sh").write_text("[ -d x ] || return 0\nTP=3\n")
+    for text in ("TP=1\nsource args.sh\nrun $TP\n", "cd sub\nbash args.sh\nrun $TP\n"):
+        shell = read_shell(text, tmp_path / "run.sh", follows=True)
+        assert shell.commands[-1].words[-1].text == "$TP"
+    assert shell.sourced == ()
