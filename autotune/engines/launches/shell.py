@@ -68,7 +68,7 @@ _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
 _SIGNS = re.compile(r"[*?[]")
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_PREFIXES = ("command", "builtin")
+_PREFIXED = re.compile(r"(?:command|builtin) [^-]")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -608,7 +608,7 @@ class _Reader:
         fields = [self._element(word) for word in command.words]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
         n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
-        while [one.raw in _PREFIXES for one in fields[n_set : n_set + 2]] == [True, False]:
+        if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
             del fields[n_set]
         name = fields[n_set].raw if fields else ""
         if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):

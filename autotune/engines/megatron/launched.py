@@ -778,9 +778,8 @@ class _Arguments:
             for call in ast.walk(ast.parse(self._parser)):
                 if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
                     told = next((one for one in call.keywords if one.arg == "choices"), call.func)
-                    values = [one for one in ast.walk(told) if isinstance(one, ast.Constant)]
-                    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
-                    found |= dict.fromkeys(names, {str(one.value) for one in values})
+                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(told)))
+                    found |= {ast.unparse(one).strip("'\""): choices for one in call.args}
         return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
