@@ -1047,7 +1047,7 @@ class _Reader:
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
         here = replace(here, is_function=is_part and here.is_function)
         unexported = self._variables.keys() - self._exported - {"PWD", "0"}
-        inside = {**dict.fromkeys(["@", *unexported], Value()), **own}
+        inside: _Changes = {**dict.fromkeys(["@", *unexported], Value()), **own}
         shell = contextlib.nullcontext() if is_part else self._shell(inside)
         with contextlib.suppress(OpenError), shell:
             self._run(replace(here, lines=lines_of(chars)))

@@ -698,7 +698,7 @@ class _Arguments:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
             choices = self._added.get(flag.name, {""})
-            if taken and (flag.choices if not choices else choices.issuperset(taken)):
+            if taken and (flag.choices if not choices else choices >= {*taken}):
                 return self._forget(flag.argument)  # a fork's parser takes it
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
