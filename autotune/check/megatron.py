@@ -122,7 +122,7 @@ def check_launch(
         left=tuple(one.violation for one in found),
         questions=(),
         unknown=tuple(sorted(launch.unknown)),
-        unknown_because="known to the shell alone",
+        unknown_because="known to the shell, or to a fork's parser, alone",
         not_judged=tuple(_not_judged(launch, unknown_facts, checkout)),
         fixed_text=None,
         not_edited=_BY_HAND,

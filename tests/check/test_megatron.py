@@ -309,10 +309,23 @@ def test_a_fork_has_flags_and_values_of_its_own(tmp_path, monkeypatch):
     found = [one.violation for one in checked(Path("run.sh"), line).found]
     assert {one.level for one in found if one.rule.startswith("megatron.flags")} == {"warning"}
     Path("megatron").mkdir()
-    flags = ("--fused-by-us", "--num_layers", "'OursFromFile'")
+    flags = (
+        "add_argument('--fused-by-us')",
+        "add_argument('--num_layers')",
+        "add_argument('--tokenizer-type', choices=['OursFromFile'])",
+        "add_argument('--position', choices=['rope'])  # and not --fused-by-them",
+    )
     Path("megatron/arguments.py").write_text("\n".join(flags))
     found = [one.violation.rule for one in checked(Path("run.sh"), line).found]
     assert not [rule for rule in found if "flags" in rule]
+    Path("examples").mkdir()
+    monkeypatch.chdir("examples")
+    found = [one.violation.rule for one in checked(Path("run.sh"), line).found]
+    assert not [rule for rule in found if "flags" in rule]
+    more = "--fused-by-them --fus --tokenizer-type rope"
+    line = LINE.format(micro=1, tp=1, pp=1, more=more)
+    found = [one.violation.rule for one in checked(Path("run.sh"), line).found]
+    assert [rule for rule in found if "flags" in rule] == [names[1], "megatron.flags.own"]
 
 
 def test_a_line_that_a_lost_backslash_cut_off_is_told(tmp_path):

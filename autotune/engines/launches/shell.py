@@ -28,6 +28,7 @@ from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_sh
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
     LOOPS,
+    MOST_NESTED,
     Block,
     Choice,
     Line,
@@ -35,6 +36,7 @@ from autotune.engines.launches.shell_syntax import (
     OpenError,
     Simple,
     Token,
+    alone,
     elements,
     end_of,
     lines_of,
@@ -64,6 +66,9 @@ _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
+_SIGNS = re.compile(r"[*?[]")
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_PREFIXED = re.compile(r"(?:command|builtin) [^-]")
 _SHELLS = ("bash", "sh", "zsh", "ksh", "dash")
 _TEXT_OPTION = re.compile(r"-\w*c")
 _VALUED_OPTION = re.compile(r"[-+]\w*[oO]|--(?:rcfile|init-file)")
@@ -245,9 +250,14 @@ class _Branch:
 class _End(Exception):
     """A `return`, `exit`, `break` or `continue` that runs."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, why: str, n_loops: int) -> None:
         super().__init__(name)
-        self.name, self.why = name, why
+        self.name, self.why, self.n_loops = name, why, n_loops
+
+    def leaves(self) -> bool:
+        """Leave a loop: whether it was the last one that ends here."""
+        self.n_loops -= 1
+        return self.n_loops == 0 and self.name in ("break", "continue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +272,8 @@ class _Text:
     doubts: Sequence[str]
     """Why the text may be another, where a command hands it on."""
     is_function: bool = False
+    is_part: bool = False
+    """Whether its ends are those of the text around it, as for `eval`."""
 
 
 class _Reader:
@@ -318,22 +330,18 @@ class _Reader:
         """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
-        self._is_loop = False
+        self._n_loops = 0
         self._n_options_read = 0
         self._assumed: dict[str, None] = {}
         """Defaults that stand for words which the file is started with, in words."""
         self._defaults: dict[int, str] = {}
         """Place in the text -> the default of a variable that stands there, in words."""
-        self._depth = 0
+        self._depth = self._n_nested = 0
         self._n_left = len(text) + _MOST_AGAIN
         """Characters that may still be gone through."""
 
     def read_file(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
-        """Take all commands of a file, and those of functions that it does not call itself.
-
-        Raises:
-            OpenError: Something in it does not close.
-        """
+        """Take all commands of a file, and those of functions that it does not call itself."""
         with self._shell():
             self.read(chars, path, within)
             for name, function in reversed([*self._functions.items()]):
@@ -348,30 +356,36 @@ class _Reader:
         within: tuple[str, ...] = (),
         doubts: Sequence[str] = (),
     ) -> None:
-        """Take all commands of a text; the arguments are those of `_Text`.
-
-        Raises:
-            OpenError: Something in it does not close.
-        """
-        self._run(_Text(lines=lines_of(chars), path=path, within=within, doubts=doubts))
+        """Take all commands of a text; the arguments are those of `_Text`."""
+        text = _Text(lines=lines_of(chars), path=path, within=within, doubts=doubts)
+        self._run(replace(text, is_function=self._depth > 0))
 
     def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
-        before = self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends
-        self._here, self._is_loop, self._ends = text, False, []
+        before = self._here, self._doubts, self._is_rehearsed, self._n_loops, self._ends
+        self._here = text
+        if not text.is_part:
+            self._n_loops, self._ends = 0, []
         self._depth += 1
         try:
             self._list(text.lines)
         except _End as end:
-            if end.name != "return":
+            if end.name != "return" or text.is_part:
                 raise
         finally:
-            self._here, self._doubts, self._is_rehearsed, self._is_loop, self._ends = before
+            self._here, self._doubts, self._is_rehearsed, self._n_loops, self._ends = before
             self._depth -= 1
         return _OPEN
 
     def _list(self, lines: Sequence[Line]) -> _Truth:
-        return self._in_turn([partial(self._and_or, line) for line in lines])
+        if self._n_nested > MOST_NESTED:  # with those of the functions that call this one
+            self._lose(f"{self._line(self._last)} stands before a block that is nested too deep")
+            return _OPEN
+        self._n_nested += 1
+        try:
+            return self._in_turn([partial(self._and_or, line) for line in lines])
+        finally:
+            self._n_nested -= 1
 
     def _in_turn(self, steps: Sequence[Callable[[], _Truth]], *, is_rest: bool = False) -> _Truth:
         """Take lines or rounds; those behind an end that may have run are a branch."""
@@ -415,18 +429,23 @@ class _Reader:
             with self._shell():
                 self._list(node.lines)
         elif node.name in LOOPS:
-            is_outer, n_ends, self._is_loop = self._is_loop, len(self._ends), True
+            n_ends, self._n_loops = len(self._ends), self._n_loops + 1
             try:
                 self._loop(node)
             except _End as end:
-                if end.name != "break":
+                if not end.leaves():
                     raise
             finally:
-                self._is_loop = is_outer
-                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name == "return"]
+                self._n_loops -= 1
+                self._ends[n_ends:] = [one for one in self._ends[n_ends:] if not one.leaves()]
         else:
-            function = replace(self._here, lines=node.lines, is_function=True)
-            self._functions[plain(node.words[0])] = function
+            name, lines = plain(node.words[0]), node.lines
+            before = self._functions.get(name)
+            if len(self._variables.maps) > 2 and before and before.lines != lines:
+                asked = [alone(Simple([], [], -1))]
+                either = [(asked, (), before.lines), ((), (), lines)]
+                lines = [alone(Choice("function", node.place, [], either))]
+            self._functions[name] = replace(self._here, lines=lines, is_function=True)
         return _OPEN
 
     def _choice(self, choice: Choice) -> None:
@@ -434,7 +453,7 @@ class _Reader:
         has_run: bool | None = False
         for condition, patterns, lines in choice.branches:
             if choice.name == "case":
-                truth = self._matching([choice.word, *patterns])
+                truth = self._matching([choice.word, *patterns]) if choice.word else _OPEN
                 is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
                 truth = self._list(condition) if condition else _Truth(True)
@@ -455,9 +474,11 @@ class _Reader:
         self._doubts = [*self._here.doubts]
         fields = [self._field(chars, is_split=False) for chars in words]
         text, *shapes = (one.text for one in fields)
-        if "*" in shapes:
+        unquoted = [_SIGNS.findall(_QUOTED.sub("", one.raw)) for one in fields[1:]]
+        is_quoted = unquoted != [*map(_SIGNS.findall, shapes)]
+        if "*" in shapes and not is_quoted:
             return _Truth(True)
-        if any(map(_NO_SHAPE.search, (text, *shapes))):
+        if is_quoted or any(map(_NO_SHAPE.search, (text, *shapes))):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
         return _Truth(any(fnmatchcase(text, shape) for shape in shapes), may_differ)
@@ -507,9 +528,10 @@ class _Reader:
         try:
             self._list(loop.lines)
         except _End as end:
-            if end.name != "continue":
+            if end.name != "continue" or end.n_loops > 1:
                 raise
-        self._ends[n_ends:] = [one for one in self._ends[n_ends:] if one.name != "continue"]
+        ends = self._ends[n_ends:]
+        self._ends[n_ends:] = [e for e in ends if e.name != "continue" or e.n_loops > 1]
         return _OPEN
 
     @contextlib.contextmanager
@@ -549,7 +571,7 @@ class _Reader:
             try:
                 branch.truth = take()
             except _End as end:
-                branch.ends = end.name == "exit" or not (self._here.is_function or self._is_loop)
+                branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
         self._is_aside = is_aside
         return branch
@@ -585,11 +607,18 @@ class _Reader:
         self._n_left -= sum(map(len, (*command.words, *documents)))
         fields = [self._element(word) for word in command.words]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
-        name = fields[0].raw if fields else ""
-        if name in ("return", "exit") or (self._is_loop and name in ("break", "continue")):
-            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
+        n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
+        if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
+            del fields[n_set]
+        name = fields[n_set].raw if fields else ""
+        if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):
+            levels = "".join(one.text for one in fields[n_set + 1 :])
+            n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
         if fields and not self._sets(fields) and not self._sources(fields):
             self._runs(fields)
+        if name == "exec" and len(fields) > n_set + 1:
+            raise _End("exit", "", 0)
         self._document(fields, files)
         if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
@@ -692,6 +721,8 @@ class _Reader:
         command = fields[0].raw if fields else ""
         name = files[-1] if files else fields[-1].text if command == "tee" else ""
         path = os.path.normpath(name)
+        for word in [word for target, word in targets if target.text == ">>"]:
+            self.written.pop(os.path.normpath(word.text), None)  # it holds more then
         for target, word in targets:
             if target.document is None:
                 continue
@@ -701,10 +732,10 @@ class _Reader:
             if name and not (self._is_aside and path in self.written):
                 above = max(0, target.document[0][1]) if target.document else 0
                 self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
-            elif command == "read" and not name:
+            elif command == "read" and not name and any(re.match(r"-\w*d", f.raw) for f in fields):
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
-                self._follow(Field("", [body], word.place), texts)
+                self._follow(Field("", [body], word.place), texts, {})
 
     def _put_in(self, chars: Chars) -> list[Chars] | None:
         """What an expansion stands for; None: only the shell knows."""
@@ -780,7 +811,8 @@ class _Reader:
     def _sets(self, fields: Sequence[Field]) -> bool:
         """Take a line that only sets variables, or asks; whether it is one."""
         names = [one.raw for one in fields]
-        touched = touched_by(names)
+        texts = [one.raw if one.is_array else one.text for one in fields]
+        touched = touched_by(texts)
         self._forget(touched)
         if names[0] == "unset":
             for name in touched:
@@ -805,11 +837,13 @@ class _Reader:
             "@" in self._locals and names[0] in ("declare", "typeset")
         )
         is_local = is_inside and not any(re.match(r"-\w*g", one) for one in names)
-        for one in fields[is_declared:]:
-            if (found := ASSIGNS.match(one.raw)) is not None:
+        for one, text in [*zip(fields, texts, strict=True)][is_declared:]:
+            if is_declared and UNKNOWN.search(text.partition("=")[0]):
+                self._lose(f"{self._line(one.place)} sets variables of unknown names")
+            if (found := ASSIGNS.match(text)) is not None:
                 self._assign(found[1], one, is_added=bool(found[2]))
             if is_declared:
-                name = found[1] if found else one.raw
+                name = found[1] if found else text
                 if is_local and not found and name not in self._locals:
                     self._put(name, None)
                 if is_local:
@@ -831,6 +865,8 @@ class _Reader:
             value = before
         elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
             value = Value()  # what a program says
+        if (held := self._variables.get(name)) and held.is_array and not given.is_array:
+            value = Value()  # it is the first element
         value = value._replace(why=next(filter(None, self._doubts), value.why))
         self._put(name, value.differing(given.may_differ))
 
@@ -842,7 +878,7 @@ class _Reader:
         name, outer, commands = fields[1].text, self._variables.get("BASH_SOURCE"), self.commands
         if name.endswith(_OF_PYTHON):
             return True
-        found = _sourced(name, path)
+        found = self._found(name, path)
         try:
             if found is None or self._depth >= _MOST_DEEP:
                 raise RenderError(f"{name}: is not there", "")
@@ -873,7 +909,7 @@ class _Reader:
         own = {one.raw.partition("=")[0]: plain(one.value) for one in fields[:n_set]}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
-            self._follow(Field("", parts, fields[0].place), ("eval",))
+            self._follow(Field("", parts, fields[0].place), ("eval",), {})
             return
         if texts[0] == "cd" and len(texts) == 2:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
@@ -903,12 +939,12 @@ class _Reader:
             blank_in=blank_in,
         )
         self.commands.append(command)
+        sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
         if texts[0] in self._functions:
-            sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for first, is_text in _started_by(texts):
             if is_text:
-                self._follow(items[first], texts)
+                self._follow(items[first], texts, sets)
             elif self._starts(command, [item for one in items for item in one.items], first):
                 return
 
@@ -929,7 +965,7 @@ class _Reader:
         if here.path is None or self._depth >= _MOST_DEEP:
             return False
         text = self.written.get(os.path.normpath(texts[at]), "")
-        path = here.path.parent / texts[at] if text else _sourced(texts[at], here.path)
+        path = here.path.parent / texts[at] if text else self._found(texts[at], here.path)
         if path is None or path.resolve() in self._files or path.suffix == ".py":
             return False
         with contextlib.suppress(RenderError):
@@ -948,6 +984,7 @@ class _Reader:
         inside._file = f"{path}, which line {command.line} starts,"
         inside._placed, inside._place = self._placed, command.start
         inside._depth, inside._n_left = self._depth, self._n_left
+        inside._n_nested = self._n_nested
         with contextlib.suppress(OpenError):
             within = (*here.within, *texts)
             inside.read_file([(char, command.start) for char in text], path, within)
@@ -956,6 +993,9 @@ class _Reader:
             self._started(texts[at + 1 :], inside.commands)
             return bool(text)
         return False
+
+    def _found(self, name: str, base: Path) -> Path | None:
+        return _sourced(os.path.join(self._field(unplaced("$PWD")).text, name), base)
 
     def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
@@ -997,15 +1037,20 @@ class _Reader:
             self.commands.pop()
         self.commands += commands
 
-    def _follow(self, text: Field, words: Sequence[str]) -> None:
+    def _follow(self, text: Field, words: Sequence[str], own: Mapping[str, Value]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth >= _MOST_DEEP:
             return
         chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
         within = (*self._here.within, *words)
-        shell = contextlib.nullcontext() if words == ("eval",) else self._shell({"@": Value()})
+        is_part = words == ("eval",)
+        here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
+        here = replace(here, is_function=is_part and here.is_function)
+        unexported = self._variables.keys() - self._exported - {"PWD", "0"}
+        inside: _Changes = {**dict.fromkeys(["@", *unexported], Value()), **own}
+        shell = contextlib.nullcontext() if is_part else self._shell(inside)
         with contextlib.suppress(OpenError), shell:
-            self.read(chars, self._here.path, within, tuple(self._doubts))
+            self._run(replace(here, lines=lines_of(chars)))
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:

@@ -10,6 +10,8 @@ LOOPS = ("for", "select", "while", "until")
 _PIPES = ("|", "|&")
 _BETWEEN = ("\n", ";", "&", "do")
 """What stands between commands, and before those of a loop."""
+_ARM_ENDS = (";;", ";&", ";;&")
+"""What ends an arm of a `case`; behind the last two it goes on."""
 _BEFORE_NAMES = ("for", "select", "case", "function")
 _KEYWORDS = frozenset(
     (
@@ -17,7 +19,7 @@ _KEYWORDS = frozenset(
         *("{", "}", "!", "time", *LOOPS),
     )
 )
-_MOST_NESTED = 60
+MOST_NESTED = 60
 """Brackets in one another: no launch has more."""
 
 _BLANK = re.compile(r"(?:(?:[ \t\r]|\\\r?\n|\\\Z)++|\#[^\n]*+)*+")
@@ -26,6 +28,7 @@ _REDIRECTS = re.compile(r"\d*(<<<|<<-?|>>|>&|<&|>\||<>|&>>?|[<>](?!\())[ \t]*")
 _ARRAY = re.compile(rf"{NAME}\+?=\(")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"`\\$]*+")
 _OPENS = re.compile(r"['\"`\\$]|[<>]\(")
+_CASES = re.compile(r"\bcase\s+\S+\s+in\b|(?:^|[;\s])(esac)\b")
 _QUOTES = re.compile(r"['\"\\]")
 _NAMED = re.compile(rf"\$(?:{NAME}|[\d@*#])?")
 _ESCAPED = re.compile(r"\$'(?:[^'\\]|\\.)*+'", re.DOTALL)
@@ -42,7 +45,8 @@ class OpenError(Exception):
     """Something that does not close; `at` is where it opens."""
 
     def __init__(self, sign: str, at: int) -> None:
-        super().__init__(f"the {sign.strip()} does not close, or is nested too deep")
+        sign = re.sub(r"^([$<>]?[^\w\s]).*", r"\1", sign.strip(), flags=re.DOTALL)
+        super().__init__(f"the {sign} does not close, or is nested too deep")
         self.at = at
 
 
@@ -64,17 +68,20 @@ def end_of(text: str, at: int) -> int:
     Raises:
         OpenError: It does not close.
     """
-    begun, closers = at, list[str]()
+    begun, closers, starts = at, list[str](), list[int]()
     while True:
         inside = closers[-1] if closers else ""
         if inside and (found := _INSIDE[inside].match(text, at)):
             at = found.end()
         sign = text[at : at + 2]
         char, step = sign[:1], 1
-        if not char or len(closers) > _MOST_NESTED:
+        if not char or len(closers) > MOST_NESTED:
             raise OpenError(text[begun : begun + 2], begun)
-        if char == inside:
+        if char == inside == ")" and _is_in_case(text[starts[-1] : at]):
+            pass  # of a pattern
+        elif char == inside:
             closers.pop()
+            starts.pop()
         elif char == "\\":
             step = 3 if text[at + 1 : at + 3] == "\r\n" else 2
         elif sign in ("$(", "<(", ">(", "${"):
@@ -95,8 +102,14 @@ def end_of(text: str, at: int) -> int:
         elif (char, inside) in (("(", ")"), ("(", ""), ("{", "}")):
             closers.append(")" if char == "(" else "}")
         at += step
+        starts += [at] * (len(closers) - len(starts))
         if not closers:
             return min(at, len(text))
+
+
+def _is_in_case(text: str) -> bool:
+    ends = [found[1] for found in _CASES.finditer(text)] if "case" in text else []
+    return 2 * sum(map(bool, ends)) < len(ends)
 
 
 def tokens_of(chars: Chars) -> list[Token]:
@@ -180,6 +193,7 @@ class Choice(NamedTuple):
     name: str
     place: int
     word: Chars
+    """Empty: it is none, or an arm goes on into the next one (`;&`)."""
     branches: "Sequence[Branch]"
 
 
@@ -214,7 +228,9 @@ class _Parser:
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
-        self._at = self._n_nested = 0
+        self._at = 0
+        self._opened: list[Token] = []
+        """Those that begin the blocks here."""
 
     def _ahead(self, further: int = 0) -> str:
         """The token that comes, as it is written; empty: none does."""
@@ -222,7 +238,10 @@ class _Parser:
         return self._tokens[at].text if at < len(self._tokens) else ""
 
     def _take(self) -> Token:
-        """The token that comes; one must."""
+        """The token that comes; an `OpenError`: none does."""
+        if self._at >= len(self._tokens):
+            opened = self._opened[-1]
+            raise OpenError(opened.text, opened.chars[0][1])
         self._at += 1
         return self._tokens[self._at - 1]
 
@@ -233,7 +252,7 @@ class _Parser:
 
     def lines(self, *ends: str) -> Sequence[Line]:
         """Take lines up to what ends a block, or else to the end of the text."""
-        begun, found = self._at, list[Line]()
+        found = list[Line]()
         while (text := self._ahead()) and text not in ends:
             if text in _BETWEEN:
                 self._at += 1
@@ -244,10 +263,9 @@ class _Parser:
                 if (joint := self._ahead()) in ("&&", "||"):
                     self._at += 1
                     self._pass("\n")
-            found.append(_alone(_apart(line)) if joint == "&" else line)
+            found.append(alone(_apart(line)) if joint == "&" else line)
         if ends and not text:
-            opened = self._tokens[begun - 1]
-            raise OpenError(opened.text, opened.chars[0][1])
+            self._take()
         return found
 
     def _pipeline(self) -> tuple[bool, Sequence[Node]]:
@@ -259,7 +277,7 @@ class _Parser:
             if is_piped := self._ahead() in _PIPES:
                 self._at += 1
                 self._pass("\n")
-        return is_negated, parts if len(parts) == 1 else [_apart(_alone(one)) for one in parts]
+        return is_negated, parts if len(parts) == 1 else [_apart(alone(one)) for one in parts]
 
     def _command(self) -> list[Node]:
         """Take a simple command, a block, or the definition of a function; nothing: it is none."""
@@ -279,11 +297,11 @@ class _Parser:
             block = self._function
         if block is None:  # it ends what has not begun
             return []
-        self._n_nested += 1
-        if self._n_nested > _MOST_NESTED or not self._ahead():
+        self._opened.append(token)
+        if len(self._opened) > MOST_NESTED or not self._ahead():
             raise OpenError(token.text, token.chars[0][1])
         node = block(token)
-        self._n_nested -= 1
+        self._opened.pop()
         self._simple()  # where it reads and writes
         return [node]
 
@@ -322,12 +340,13 @@ class _Parser:
         self._pass("\n")
         while self._ahead() != "esac":
             patterns = list[Chars]()
-            while self._ahead() not in (")", ""):
+            while self._ahead() != ")":
                 token = self._take()
                 patterns += [token.chars] * (token.kind != "sign")
             self._at += 1
-            branches.append(((), patterns, self.lines(";;", "esac")))
-            self._pass(";;", "\n")
+            branches.append(((), patterns, self.lines(*_ARM_ENDS, "esac")))
+            word = [] if self._ahead() in _ARM_ENDS[1:] else word
+            self._pass(*_ARM_ENDS, "\n")
         self._at += 1
         return Choice("case", opened.chars[0][1], word, branches)
 
@@ -341,11 +360,12 @@ class _Parser:
         name = opened if opened.text != "function" else self._take()
         self._at += 2 * (self._ahead() == "(")
         self._pass("\n")
-        lines = [_alone(one) for one in self._command()]
-        return Block("function", name.chars[0][1], [name.chars], lines)
+        lines = [alone(one) for one in self._command()]
+        return Block("function", opened.chars[0][1], [name.chars], lines)
 
 
-def _alone(node: Node) -> Line:
+def alone(node: Node) -> Line:
+    """A command as a line."""
     return [("&&", False, [node])]
 
 

@@ -3,10 +3,11 @@
 It is a shell file or a line.
 """
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -696,7 +697,8 @@ class _Arguments:
         except ValueError as error:
             if not self._is_megatrons:
                 return self._leave(name, attached, following)
-            if any(f"'{text}'" in self._parser for text in taken):
+            choices = self._added.get(flag.name, {""})
+            if taken and (flag.choices if not choices else choices >= {*taken}):
                 return self._forget(flag.argument)  # a fork's parser takes it
             message = f"{flag.name} {' '.join(taken)}: it {error}"
             return self._refuse("flags.value", message, word, "give it such a value")
@@ -746,7 +748,7 @@ class _Arguments:
     def _script_path(self) -> Path | None:
         """The script, from where one stands or a folder of the launch on; None: not there."""
         names = (self._script, Path(self._script).name)
-        near = (one / name for name in names for one in (Path(), *self._path.parents))
+        near = (one / name for name in names for one in (Path(), *self._path.resolve().parents))
         return next(filter(Path.is_file, near), None)
 
     @cached_property
@@ -764,8 +766,21 @@ class _Arguments:
         return any(map(Path.is_dir, map(folder.joinpath, packages)))
 
     def _adds(self, flag: str) -> bool:
-        """True if the script, or the parser of its checkout, is there and has the flag."""
-        return flag in self._parser
+        """True if the script, or the parser of its checkout, is there and takes the flag."""
+        added = self._added
+        return flag in added or sum(one.startswith(flag) for one in added) == 1
+
+    @cached_property
+    def _added(self) -> Mapping[str, Set[str]]:
+        """Flag that the script or its checkout's parser adds -> its choices; none: not known."""
+        found: dict[str, Set[str]] = {}
+        with suppress(SyntaxError):
+            for call in ast.walk(ast.parse(self._parser)):
+                if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
+                    told = next((one for one in call.keywords if one.arg == "choices"), call.func)
+                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(told)))
+                    found |= {ast.unparse(one).strip("'\""): choices for one in call.args}
+        return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
         at = (f"@{word.start}",)

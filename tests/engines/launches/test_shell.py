@@ -1,6 +1,7 @@
 """Shell files: words and where they stand, as bash takes them."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import time
@@ -164,9 +165,16 @@ def test_words_are_those_of_bash(line, tmp_path):
     assert [one.replace("$(echo 1)", "1") for one in ours] == theirs
 
 
-@pytest.mark.parametrize("text", ["echo 'open", 'echo "open', "A=(1 2", "echo $(open"])
-def test_what_does_not_close_is_told_with_its_line(text):
-    with pytest.raises(JobError, match=r"run\.sh:2: .* does not close"):
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [
+        *(("echo 'open", "'"), ('echo "open', '"'), ("A=(1 2", "("), ("echo $(open", "$(")),
+        *(('case "$1"', "case"), ("case $X in a) ;;", "case"), ("for i >", "for")),
+        *(("for i in 1 2; do\n:", "for"), ("if true; then\n:", "if"), ("f() {\n:", "{")),
+    ],
+)
+def test_what_does_not_close_is_told_with_its_line(text, opened):
+    with pytest.raises(JobError, match=rf"run\.sh:2: the {re.escape(opened)} does not close"):
         read_shell(f"true\n{text}", Path("run.sh"))
 
 
@@ -224,6 +232,12 @@ def test_what_is_gone_through_too_often_is_open(tmp_path):
     text = f"A=1\nf() {{\n: {'x' * 9000}\nA=2\n}}\n" + "f\n" * 40 + "run $A\n"
     command = read_shell(text, Path("run.sh")).commands[-1]
     assert command.unread == ("`f` is a function that is not followed in all its calls",)
+    deep = "if probe; then\n" * 55 + "f{}\n" + "fi\n" * 55
+    text = "".join(f"f{n}() {{\n{deep.format(n + 1)}}}\n" for n in range(6)) + "A=1\nf0\nrun $A"
+    command = next(
+        c for c in read_shell(text, Path("run.sh")).commands if "run" in c.words[0].text
+    )
+    assert command.unread == ("line 115 stands before a block that is nested too deep",)
     text = f"for B in {rounds}; do\n: {'x' * 9000}\ndone\nrun $B\n"
     assert read_shell(text, Path("run.sh")).commands[-1].words[1].text == "$B"
 
@@ -413,3 +427,11 @@ def test_an_option_loop_is_read_as_started_without_options():
 @pytest.mark.cases("text", "told")
 def test_blocks_end_where_bash_ends_them(text, told):
     assert words(text, -1) == ["run", *told]
+
+
+def test_a_sourced_file_that_may_return_and_files_of_another_folder_are_open(tmp_path):
+    (tmp_path / "args.sh").write_text("[ -d x ] || return 0\nTP=3\n")
+    for text in ("TP=1\nsource args.sh\nrun $TP\n", "cd sub\nbash args.sh\nrun $TP\n"):
+        shell = read_shell(text, tmp_path / "run.sh", follows=True)
+        assert shell.commands[-1].words[-1].text == "$TP"
+    assert shell.sourced == ()
