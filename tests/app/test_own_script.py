@@ -351,7 +351,7 @@ def test_a_change_is_named_once_with_what_suits_it(monkeypatch: pytest.MonkeyPat
     advice: Any = [SimpleNamespace(knob="stage", after=at, tried=None) for at in (1, 3)]
     others: Any = dict.fromkeys(("spec", "result", "diagnosis", "bottleneck"))
     explanation = Explanation(
-        trial=0, advice=advice, peak_flops=None, flops_per_s=None, rerun=(), **others
+        trial=0, advice=advice, precision="", peak_flops=None, flops_per_s=None, rerun=(), **others
     )
     slower: Any = {(("stage", 3),): SimpleNamespace(gain=0.9)}
     kept = _without_slower(explanation, {**changes, **slower}).advice
