@@ -777,8 +777,10 @@ class _Arguments:
         with suppress(SyntaxError):
             for call in ast.walk(ast.parse(self._parser)):
                 if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
-                    told = next((one for one in call.keywords if one.arg == "choices"), call.func)
-                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(told)))
+                    listed = next(
+                        (one for one in call.keywords if one.arg == "choices"), call.func
+                    )
+                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(listed)))
                     found |= {ast.unparse(one).strip("'\""): choices for one in call.args}
         return found
 

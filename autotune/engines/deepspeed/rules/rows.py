@@ -128,7 +128,7 @@ def _in_words(place: re.Match[str], setup: Setup) -> str:
     if operator:
         return str(_ARITHMETIC[operator](found, _reader(other)(setup)))
     is_default = "?" in name and _reader(name.partition("?")[0])(setup) is None
-    return format(found, form or "") + " (its default)" * is_default
+    return format(found, form or "") + (" (its default)" if is_default else "")
 
 
 def _check(

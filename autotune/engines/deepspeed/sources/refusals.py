@@ -77,7 +77,7 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """What Trainer and transformers refuse at a stage, and a section that neither hands on."""
     stage, given, script = look_up(config, _STAGE) or 0, source.arguments, source.script
     program = PurePath(source.line.script).name
-    reader = source.reader or trainer_of(given) or program * (not program.endswith(".py"))
+    reader = source.reader or trainer_of(given) or ("" if program.endswith(".py") else program)
     evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
     asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
     is_sure = script or source.reader or reader == program != ""
