@@ -51,7 +51,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "precision": "fp32",
         "space": "cpu",
         "trials": 6,
-        "budget": "150s",
+        "budget": "140s",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "budget": "6m"},
 }
