@@ -25,9 +25,7 @@ def check_command(command: Sequence[str], environment: Mapping[str, str] = os.en
         JobError: There is none, or its program is not found.
     """
     if not command:
-        raise JobError(
-            "no command after --", "write it as you start your training: -- torchrun train.py"
-        )
+        raise JobError.of("job.no_command")
     if program_of(command, environment) is None:
         fix = "activate the environment that you train in, or give its path"
         if command[0].endswith(".py"):

@@ -164,10 +164,8 @@ class _Keys:
             family = self._config["model_type"]
             raise JobError(f"{self._where}: {key} is missing", f"a {family} config needs it")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise JobError(
-                f"{self._where}: {name}: {value!r} is not a size",
-                f"it is a whole number from 1 to {most}",
-            )
+            where = self._where
+            raise JobError.of("job.no_size", where=where, name=name, value=value, most=most)
         return value
 
     def number(self, key: str, *, also: str = "") -> int:
@@ -179,10 +177,7 @@ class _Keys:
         """Indices of layers; none where the config says none."""
         value = self.get(key, [])
         if not isinstance(value, list) or any(type(index) is not int for index in value):
-            raise JobError(
-                f"{self._where}: {key}: {value!r} is no list of layers",
-                "it holds their indices, the first is 0",
-            )
+            raise JobError.of("job.no_layers", where=self._where, key=key, value=value)
         return set(value)
 
     def experts(self, key: str) -> tuple[int, int]:
@@ -193,11 +188,8 @@ class _Keys:
             self.size("num_experts_per_tok"),
         )
         if per_token > experts:
-            raise JobError(
-                f"{self._where}: num_experts_per_tok {per_token} is more than the {experts} "
-                "experts",
-                f"choose 1 to {experts}",
-            )
+            where = self._where
+            raise JobError.of("job.too_few_experts", where=where, n=per_token, experts=experts)
         return experts, per_token
 
     def flag(self, key: bool | str) -> bool:

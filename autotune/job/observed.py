@@ -593,8 +593,4 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
     }
     hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
-    raise JobError(
-        f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "
-        f"(log: {log})",
-        hint,
-    )
+    raise JobError.of("job.not_measured", result=result, where=where, log=log, hint=hint)
