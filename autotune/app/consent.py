@@ -70,7 +70,5 @@ def _ask_for(
         say(message)
         if ask("Trust it?"):
             return
-    raise JobError(
-        message if ask is None else f"{named}: not trusted",
-        f"look into it, and give {switch('trust_job')} if you trust it",
-    )
+    refusal = message if ask is None else f"{named}: not trusted"
+    raise JobError(refusal, f"look into it, and give {switch('trust_job')} if you trust it")

@@ -23,7 +23,6 @@ from autotune.engines.base import Engine
 from autotune.engines.launches.line import in_short
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.observed import Observed
-from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
@@ -96,12 +95,18 @@ def diagnose(
         result = script.measured
     if result is None:
         raise StudyError.of("app.command_not_run", study=study, fresh=switch("fresh"))
-    explanation = _explained(study, 0 if first is None else first.number, notes)
+    explanation = None
+    try:
+        explanation = explain_trial(study, 0 if first is None else first.number)
+    except StudyError as error:
+        notes.append(error.message)
     changes, table = _Changes(), read_story(study).table[:1]
     if steering is not None and result.step_time_s:
         # What disturbs the run, and what the model misses everywhere, is no gain of any change.
         scaled = steering.scaled_to(baseline, result.step_time_s)
         changes = _changes(session, scaled, history, baseline)
+    # A gain that shows as 1.00x is none.
+    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
@@ -115,7 +120,7 @@ def diagnose(
         explanation=explanation and _without_slower(explanation, changes),
         remarks=remarks,
         is_predicted=steering is not None,
-        changes=_best_of(changes),
+        changes=tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES]),
         notes=tuple(notes),
         search=_search_command(command, {**flags, "results": results, **typed}),
     )
@@ -164,15 +169,6 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     return JobError.of("app.other_memory_limit", fresh=switch("fresh"))
 
 
-def _explained(study: Study, number: int, notes: list[str]) -> Explanation | None:
-    """What the run of the command explains; where it explains nothing, a note says why."""
-    try:
-        return explain_trial(study, number)
-    except StudyError as error:
-        notes.append(error.message)
-        return None
-
-
 def _run_own(
     session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
 ) -> None:
@@ -217,12 +213,6 @@ def _changes(
             peak_memory_high_bytes=predicted.peak_memory_high_bytes,
         )
     return found
-
-
-def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
-    """Those that are predicted to gain, best first; a gain that shows as 1.00x is none."""
-    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
-    return tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES])
 
 
 def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:

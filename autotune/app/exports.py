@@ -103,14 +103,17 @@ def find_chosen(
     )
     _check_answers(session, trials[number])
     engine = session.engine_of(candidate)
-    claim = _claim(answer, number, candidate)
+    claim, result = _claim(answer, number, candidate), trials[number].result
+    names = dict.fromkeys(
+        device.rpartition(":")[0] for device in (result and result.devices) or ()
+    )
     handout = dataclasses.replace(
         handout_of(candidate, engine=engine, job=job, environment=environment),
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
         soak=_soak_of(study, candidate, engine),
-        hosts=_hosts_of(trials[number]),
+        hosts=[name for name in names if name != THIS_MACHINE],
         **_figures(answer, trials[number], candidate, history.spread),
         guard=(guard or NOT_COMPARED) if facts.guard_steps else None,
         carried=[] if job.script is None else _carried_in(trials[number]),
@@ -191,13 +194,6 @@ def _carried_in(trial: Trial) -> list[str]:
     except ContractError:
         return []
     return [str(key) for key in description.get("arrived") or ()]
-
-
-def _hosts_of(trial: Trial) -> list[str]:
-    """Other machines that a trial ran on, in the order of its ranks."""
-    devices = trial.result.devices if trial.result is not None else []
-    names = dict.fromkeys(device.rpartition(":")[0] for device in devices)
-    return [name for name in names if name != THIS_MACHINE]
 
 
 def export_study(

@@ -17,7 +17,7 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
-from autotune.base.flags import flag, switch
+from autotune.base.flags import switch
 from autotune.base.secrecy import scrubbed
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
@@ -119,11 +119,8 @@ def _check_origin(session: Session) -> None:
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     origins = {result.origin for result in ended if result.outcome is not Outcome.LOST}
     if others := origins - {session.place.origin}:
-        raise StudyError(
-            f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
-            f"{session.place.origin}",
-            f"name another study with {flag('study')}, or start anew with {switch('fresh')}",
-        )
+        names, fresh = " and ".join(sorted(others)), switch("fresh")
+        raise StudyError.of("app.other_origin", session=session, names=names, fresh=fresh)
 
 
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:

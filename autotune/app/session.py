@@ -312,10 +312,8 @@ def read_job_on(
         raise FleetError(error.message, f"{error.hint}; {there}") from error
     job, keys = read_job(job_file, flags, environment)
     if (size := wishes.per_node) is not None and job.world > size and (rest := job.world % size):
-        raise JobError(
-            f"{flag('per_node')} {size}: of {job.world} ranks {rest} would have a node in part",
-            f"give {flag('world')} {job.world - rest} or {job.world - rest + size}",
-        )
+        less, more = job.world - rest, job.world - rest + size
+        raise JobError.of("app.node_in_part", size=size, job=job, rest=rest, less=less, more=more)
     return job, keys, environment
 
 
@@ -356,12 +354,7 @@ def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, A
     # A world that is no number is refused later, by name.
     batch = DEMO_BATCH_PER_RANK * max(1, world if isinstance(world, int) else 1)
     small = dict(DEMO[environment.accelerator])
-    if _lays_out(given.get("engine", DEFAULT_ENGINE)):
-        small.pop("space", None)
+    engine = given.get("engine", DEFAULT_ENGINE)
+    if engine in plugin_names("engine") and find_engine(engine).lays_out:
+        small.pop("space", None)  # it reads none; an engine that is not there is refused later
     return {"world": world, "global_batch": batch, **small}
-
-
-def _lays_out(engine: object) -> bool:
-    """Whether an engine of that name reads no space; a name of none is refused later."""
-    is_installed = isinstance(engine, str) and engine in plugin_names("engine")
-    return is_installed and find_engine(str(engine)).lays_out

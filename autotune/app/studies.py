@@ -171,10 +171,9 @@ def explain_trial(study: Study, number: int) -> Explanation:
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
     trial = next((t for t in report.history.recorded if t.number == number), None)
     if trial is None:
-        listed = f"`autotune report --study {study.name}` lists its trials"
-        raise StudyError(
-            f"study {study.name}: there is no trial {number}", hint if known else listed
-        )
+        if not known:
+            hint = f"`autotune report --study {study.name}` lists its trials"
+        raise StudyError(f"study {study.name}: there is no trial {number}", hint)
     if (origin := report.facts.origin) is not Origin.MEASURED:
         raise StudyError.of("app.nothing_ran", study=study, number=number, origin=origin.value)
     if trial.measured is not None and trial.spec.measure.diagnoses:

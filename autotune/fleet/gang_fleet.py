@@ -391,14 +391,10 @@ class GangTrial(Handle):
         self.gang = gang
         self._began_s = time.monotonic()
 
-    @property
-    def _waits(self) -> bool:
-        return not self.gang.slots and self._asked_for is not Outcome.CANCELLED
-
     def poll(self) -> TrialResult | None:
         if self._result is None:
             self._fleet.hear()
-            if self._waits:
+            if not self.gang.slots and self._asked_for is not Outcome.CANCELLED:
                 self._fleet.check_room(self.spec.layout.world)
                 return None
             self._end_if_it_is_time()

@@ -476,7 +476,7 @@ class Steering:
     def _groups(self) -> "_Groups":
         """The lattice by known choice; worked out once."""
         candidates = self.lattice.candidates
-        found = answers_of(candidates, self._key)
+        found = answers_of(candidates, lambda one: tuple(one.get(name) for name in self.knobs))
         predicted = self.forecast(candidates)
         # Groups stand in the order of their first candidates: the first of equals is proposed.
         groups, first = np.unique(found.which, return_index=True)
@@ -500,9 +500,6 @@ class Steering:
         shut = {*places.values(), *self.lattice.refused_places}
         n_shut = np.bincount(groups.which[[*shut]], minlength=len(groups.keys))
         return np.asarray(n_shut < groups.sizes)
-
-    def _key(self, candidate: Candidate) -> _Key:
-        return tuple(candidate.get(name) for name in self.knobs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

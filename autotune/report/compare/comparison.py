@@ -245,7 +245,8 @@ class Against(Speedup):
         if self.faster == self.first:
             ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
         first, other = self.sides
-        packages = [_package(story) for story in self.sides]
+        of_engine = [find_engine(story.facts.engine).packages for story in self.sides]
+        packages = [found[0].title if found else "" for found in of_engine]
         objectives = [story.objective.wish.name for story in self.sides]
         values = {
             "verdict": self,
@@ -276,6 +277,8 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
     candidates = sorted(shared, key=lambda row: (row["other"], -row["first_samples_per_s"]))
     differences = dict(_differences(stories))
     found = (_verdict(first, name, stories) for name in others)
+    n_other = sum(not row["same_config"] for row in candidates)
+    other_configs = tell("other_configs", {"n_other": n_other, "n": len(candidates)})
     return StudyComparison(
         stories=stories,
         kinds=_kinds(stories, differences),
@@ -284,7 +287,7 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
         knobs=_knobs(stories),
         candidates=candidates,
         verdicts=[verdict for verdict in found if verdict is not None],
-        warnings=[*differences.values(), *_other_configs(candidates)],
+        warnings=[*differences.values(), *(text for _, text in other_configs)],
     )
 
 
@@ -436,11 +439,6 @@ def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
     )
 
 
-def _package(story: Story) -> str:
-    packages = find_engine(story.facts.engine).packages
-    return packages[0].title if packages else ""
-
-
 def _identity(tried: CandidateTrials) -> str:
     """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
@@ -528,9 +526,3 @@ def _seen(story: Story, column: str) -> str:
     if column not in story.frame.columns:  # a package of another engine
         return ""
     return "/".join(sorted({str(value) for value in story.frame[column].dropna()}))
-
-
-def _other_configs(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    n_other = sum(not row["same_config"] for row in candidates)
-    values = {"n_other": n_other, "n": len(candidates)}
-    return [text for _, text in tell("other_configs", values)]
