@@ -1,11 +1,12 @@
 """What a job would run and read, said before it does, and asked where the job is not one's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Ask, Say
 from autotune.job.job import JobText, given_keys
 from autotune.job.origin import code_of, deeds_of, is_inside, is_ours
 
@@ -15,8 +16,8 @@ def agree_to_job(
     flags: Mapping[str, Any],
     *,
     is_trusted: bool,
-    say: Callable[[str], None],
-    ask: Callable[[str], bool] | None,
+    say: Say,
+    ask: Ask | None,
     key: str = "job",
 ) -> JobText | None:
     """Say which code a job imports; ask where the job's file is none of the working folder.
@@ -57,13 +58,7 @@ def refuse_of_others(file: Path, deed: str | None) -> None:
     raise JobError.of("app.of_another_user", file=file, deed=deed)
 
 
-def _ask_for(
-    named: str,
-    folder: Path,
-    deeds: list[str],
-    say: Callable[[str], None],
-    ask: Callable[[str], bool] | None,
-) -> None:
+def _ask_for(named: str, folder: Path, deeds: list[str], say: Say, ask: Ask | None) -> None:
     listed = "".join(f"\n  {deed}" for deed in deeds)
     message = f"{named}: is not a file of yours in {folder} or below, and{listed}"
     if ask is not None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Say
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Role
 from autotune.cost.constants import constants_of
@@ -51,7 +52,7 @@ def diagnose(
     *,
     results: Path,
     fresh: bool,
-    note: Callable[[str], None],
+    note: Say,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
     typed: Mapping[str, Any] = NOT_TYPED,
@@ -169,9 +170,7 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     return JobError.of("app.other_memory_limit", fresh=switch("fresh"))
 
 
-def _run_own(
-    session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
-) -> None:
+def _run_own(session: Session, engine: Engine, baseline: Candidate, note: Say) -> None:
     """Run the command's own layout as trial 0.
 
     Raises:

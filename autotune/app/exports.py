@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from autotune.app.consent import refuse_of_others
 from autotune.base.errors import StudyError
 from autotune.base.flags import switch
+from autotune.base.text import Say
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
@@ -43,11 +44,7 @@ class Chosen:
 
 
 def find_chosen(
-    study: Study,
-    *,
-    trial: int | None,
-    allow_loss_drift: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    study: Study, *, trial: int | None, allow_loss_drift: bool = False, note: Say = lambda _: None
 ) -> Chosen:
     """What a study hands out, or the configuration of the trial of a number.
 
@@ -204,7 +201,7 @@ def export_study(
     trial: int | None = None,
     launcher: str | None = None,
     allow_loss_drift: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    note: Say = lambda _: None,
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
 
@@ -261,11 +258,7 @@ class StudyPatch:
 
 
 def patch_study(
-    study: Study,
-    files: Sequence[Path],
-    *,
-    trial: int | None = None,
-    note: Callable[[str], None] = lambda _: None,
+    study: Study, files: Sequence[Path], *, trial: int | None = None, note: Say = lambda _: None
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
 

@@ -16,6 +16,7 @@ from autotune.app.studies import locate
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.base.flags import flag
+from autotune.base.text import Ask, Say
 from autotune.base.units import parse_share
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.contract import ContractError, Origin, read_json
@@ -32,7 +33,7 @@ from autotune.record.soak import digest_of
 from autotune.record.study import Study
 from autotune.report.results.ratios import telling_runs
 from autotune.search.gate import GateRunner
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.session import Session, history_of
 
 RESUMED_WITHIN_S = 12 * 3600.0
@@ -116,9 +117,9 @@ def run_gate(
     results: Path,
     fleet: str,
     options: FleetOptions,
-    note: Note,
+    note: Say,
     trust_job: bool = False,
-    ask: Callable[[str], bool] | None = None,
+    ask: Ask | None = None,
 ) -> Gate | None:
     """Measure what a study handed out again, until it is known to be as fast as it was or not.
 

@@ -1,7 +1,7 @@
 """Run the search of a session, and leave its table, its answer and the best one's files."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from autotune.base.errors import (
 from autotune.base.files import write_text
 from autotune.base.flags import switch
 from autotune.base.secrecy import scrubbed
+from autotune.base.text import Say
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.record.answer import Problem, SearchAnswer
@@ -88,7 +89,7 @@ def exit_code(answer: SearchAnswer) -> ExitCode:
     return ExitCode.NOTHING_FEASIBLE if answer.best is None else ExitCode.FOUND
 
 
-def begin_study(session: Session, note: Callable[[str], None]) -> None:
+def begin_study(session: Session, note: Say) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job, objective = session.study, session.job, session.objective
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.

@@ -24,6 +24,7 @@ from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Ask, Say
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -36,7 +37,6 @@ from autotune.search.session import Session
 
 Found = tuple[SearchAnswer, Ladder | None]
 """The answer of a search; and what each change to the best is worth, where that was asked for."""
-Say = Callable[[str], None]
 
 
 def run_searches(
@@ -56,7 +56,7 @@ def run_searches(
     knowledge: Path | None = None,
     is_one: bool = False,
     say: Say = lambda _: None,
-    ask: Callable[[str], bool] | None = None,
+    ask: Ask | None = None,
     ask_for_nodes: Say | None = None,
     show_plan: Callable[[Plan], None] = lambda _: None,
     confirm: Callable[[bool], bool] = lambda is_hopeful: is_hopeful,

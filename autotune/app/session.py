@@ -1,7 +1,7 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from autotune.base.errors import FleetError, JobError
 from autotune.base.files import try_folder
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
+from autotune.base.text import Say
 from autotune.contract import Origin
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import find_accelerator, named_accelerator, shipped_accelerators
@@ -196,13 +197,7 @@ def both_engines(
 
 
 @contextmanager
-def obtained_fleet(
-    fleet: str,
-    options: FleetOptions,
-    *,
-    say: Callable[[str], None],
-    agree: Callable[[str], None],
-) -> Iterator[str]:
+def obtained_fleet(fleet: str, options: FleetOptions, *, say: Say, agree: Say) -> Iterator[str]:
     """Hold what a fleet has to ask for while the block runs; the value is the fleet's name then.
 
     `say` and `agree` are as of `Obtaining.obtain`.

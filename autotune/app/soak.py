@@ -5,6 +5,7 @@ from pathlib import Path
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.session import find_running_place
 from autotune.base.errors import FleetError, JobError, StudyError
+from autotune.base.text import Say
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
 from autotune.export.base import Subject
@@ -14,7 +15,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.soak import Soak, check_space, soak_trials
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 
@@ -25,7 +26,7 @@ def run_soak(
     of: Study | Path,
     *,
     minutes: float,
-    note: Note,
+    note: Say,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
 ) -> SoakResult | None:
@@ -65,7 +66,7 @@ def run_soak(
         of.unlock()
 
 
-def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:
+def _soak(subject: Subject, place: Place, minutes: float, note: Say) -> SoakResult | None:
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     if blind := place.nodes_without(subject.folder):

@@ -7,13 +7,14 @@ from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
 from autotune.app.soak import check_devices
 from autotune.base.errors import JobError, StudyError
+from autotune.base.text import Say
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
 from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, LADDER_FOLDER, Ladder
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
@@ -22,7 +23,7 @@ from autotune.space.knobs import canonical, parse_settings
 def run_ladder(
     study: Study,
     *,
-    note: Note,
+    note: Say,
     settings: Sequence[str] = (),
     rounds: int = ROUNDS,
     fleet: str = "local",

@@ -7,12 +7,16 @@ so that nothing can hide. HTML is escaped by the templates (`Templates.text`), J
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most who need a safe line need no table
     import pandas as pd
 
+Say = Callable[[str], None]
+"""Tells the user a line."""
+Ask = Callable[[str], bool]
+"""Asks the user; False: no."""
 MOST_NAMED = 20
 """Most things that one message names."""
 LONGEST_NAMED = 200
