@@ -389,7 +389,9 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
         )
         items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
-        complaints = [f"{spelled(_name(item))}{_complaint(item)}" for item in items]
+        # A key, and what is wrong within it after dots.
+        names = [shortened(".".join(map(str, item["loc"])) or "job") for item in items]
+        complaints = [f"{spelled(n)}{_complaint(i)}" for n, i in zip(names, items, strict=True)]
         if count > len(items):
             complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
         fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
@@ -494,11 +496,6 @@ def _fidelity(
         name, colon, rest = error.message.partition(":")
         raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
     return fidelity
-
-
-def _name(item: Mapping[str, Any]) -> str:
-    """A key, and what is wrong within it after dots."""
-    return shortened(".".join(str(part) for part in item["loc"]) or "job")
 
 
 def _complaint(item: Mapping[str, Any]) -> str:

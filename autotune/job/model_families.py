@@ -308,6 +308,7 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
     rest = (1 if tied else 2) * vocab * hidden + hidden + len(dense) * mlp + routed
     rest += layers * (attention.n_params + 2 * hidden + norms)
     window, n_windowed = _windows(keys, family, layers)
+    positions = keys.get("max_position_embeddings")
     return ModelShape(
         n_layers=layers,
         hidden=hidden,
@@ -324,16 +325,12 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
         head_dim=attention.head_dim,
         window=window,
         n_windowed_layers=n_windowed,
-        configured_positions=_remarked(keys.get("max_position_embeddings")),
+        # It serves a remark alone, and refuses no model.
+        configured_positions=positions if type(positions) is int and positions > 0 else 0,
         n_mtp_layers=keys.number("num_nextn_predict_layers", also="num_mtp_layers"),
         **attention.latent,
         **of_experts,
     )
-
-
-def _remarked(value: Any) -> int:
-    """A count that serves a remark alone, and refuses no model; 0: it is none."""
-    return value if type(value) is int and value > 0 else 0
 
 
 def _extra_norms(norms: str, hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:

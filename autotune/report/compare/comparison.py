@@ -64,18 +64,15 @@ Measure = Callable[[KindFigures, float], float]
 
 def leads_of(kinds: Sequence[KindFigures]) -> list[dict[str, Any]]:
     """Which kind is best per accelerator, and for the same money where all prices are known."""
-    measures = [KindFigures.per_accelerator, KindFigures.per_money][: 1 + _all_priced(kinds)]
+    is_priced = all(kind.price_per_hour is not None for kind in kinds)
+    measures = [KindFigures.per_accelerator, KindFigures.per_money][: 1 + is_priced]
     return [_lead(kinds, one) for one in measures] if kinds else []
 
 
 def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
     """Key of the study that does most per accelerator, and for the same money; None: unknown."""
-    if not kinds:
-        return {"speed": None, "money": None}
-    return {
-        "speed": _ordered(kinds, KindFigures.per_accelerator)[0].run,
-        "money": _ordered(kinds, KindFigures.per_money)[0].run if _all_priced(kinds) else None,
-    }
+    bests = [lead["best"].run for lead in leads_of(kinds)]
+    return dict(zip(("speed", "money"), (*bests, None, None), strict=False))
 
 
 def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
@@ -84,7 +81,8 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
     The errors of two studies add up in squares, as of any ratio of independent figures.
     """
     bests: dict[str, KindFigures] = {}
-    for kind in _ordered(kinds, of):  # of several studies of a kind, the best stands for it
+    ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
+    for kind in ordered:  # of several studies of a kind, the best stands for it
         bests.setdefault(kind.device_name, kind)
     best, second = list(bests.values())[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
@@ -98,15 +96,6 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
         "ratio": ratio,
         "is_proven": ratio > math.exp(error),
     }
-
-
-def _all_priced(kinds: Sequence[KindFigures]) -> bool:
-    return all(kind.price_per_hour is not None for kind in kinds)
-
-
-def _ordered(kinds: Sequence[KindFigures], of: Measure) -> list[KindFigures]:
-    """The kinds, the best by a figure first."""
-    return sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
 
 
 MAX_RUNS = 26
