@@ -41,7 +41,6 @@ from autotune.space.knobs import describe_difference
 _Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
-NOT_TYPED: Mapping[str, Any] = {}
 N_CHANGES = 5
 """Changes that are named: those with the largest predicted gain."""
 
@@ -55,7 +54,7 @@ def diagnose(
     note: Say,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
-    typed: Mapping[str, Any] = NOT_TYPED,
+    typed: Mapping[str, Any] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command as it is for a few steps, and say what it does.
 
@@ -123,7 +122,7 @@ def diagnose(
         is_predicted=steering is not None,
         changes=tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES]),
         notes=tuple(notes),
-        search=_search_command(command, {**flags, "results": results, **typed}),
+        search=_search_command(command, {**flags, "results": results, **(typed or {})}),
     )
 
 

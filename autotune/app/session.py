@@ -21,7 +21,7 @@ from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, find_engine, installed_engines
 from autotune.export.base import Dialect
 from autotune.export.door import find_dialect
-from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
+from autotune.fleet.base import FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
@@ -265,7 +265,7 @@ def find_running_place(fleet: str, options: FleetOptions) -> Place:
     """
     place = find_place(fleet, None, {}, options)
     if place.origin is not Origin.MEASURED:
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
     return place
 
 

@@ -51,7 +51,7 @@ def run_soak(
     place = find_running_place(fleet, options)
     if isinstance(of, Path):
         subject = read_export(of, place.environment, measure=MEASURE)
-        check_devices(subject.spec.layout.accelerator, place.environment)
+        check_accelerator(subject.spec.layout.accelerator, place.environment)
         if subject.spec.measure.memory_limit_bytes is None:
             note("the export names no memory limit: it may take all of a device")
         return _soak(subject, place, minutes, note)
@@ -118,7 +118,7 @@ def _result(subject: Subject, environment: Environment, minutes: float, soak: So
 def _of_study(study: Study, environment: Environment) -> Subject:
     chosen = find_chosen(study, trial=None)
     handout, engine = chosen.handout, chosen.engine
-    check_devices(handout.environment.accelerator, environment)
+    check_accelerator(handout.environment.accelerator, environment)
     spec = make_spec(
         Run(candidate=handout.candidate, role=Role.SOAK),
         study=study.name,
@@ -138,7 +138,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     )
 
 
-def check_devices(measured_on: str, environment: Environment) -> None:
+def check_accelerator(measured_on: str, environment: Environment) -> None:
     """See that the devices here are those of a study or an export.
 
     Raises:

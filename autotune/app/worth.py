@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from autotune.app.exports import find_chosen
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
-from autotune.app.soak import check_devices
+from autotune.app.soak import check_accelerator
 from autotune.base.errors import JobError, StudyError
 from autotune.base.text import Say
 from autotune.fleet.base import Place
@@ -74,7 +74,7 @@ def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
         raise StudyError.of("app.no_baseline", study=study)
     start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context
-    check_devices(handout.environment.accelerator, place.environment)
+    check_accelerator(handout.environment.accelerator, place.environment)
     if settings:
         values = parse_settings(settings, context.knobs)
         target = Candidate.of(

@@ -14,9 +14,8 @@ if TYPE_CHECKING:  # most who need a safe line need no table
     import pandas as pd
 
 Say = Callable[[str], None]
-"""Tells the user a line."""
 Ask = Callable[[str], bool]
-"""Asks the user; False: no."""
+"""What tells the user a line; what asks the user, who says yes or no."""
 MOST_NAMED = 20
 """Most things that one message names."""
 LONGEST_NAMED = 200

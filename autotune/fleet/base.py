@@ -173,7 +173,7 @@ class Place(ABC):
             JobError: Nothing runs here: the place only answers for trials.
             FleetError: There are fewer devices than ranks.
         """
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
 
     def rank_places(self, world: int) -> tuple[str, ...]:
         """Name of where each rank of a job lies: its node, and the devices that are joined there.
@@ -201,11 +201,6 @@ class Place(ABC):
             FleetError: Nothing can be written there.
         """
         return ()
-
-
-def answers_only() -> JobError:
-    """Error of a place that only answers for trials, where some have to run."""
-    return JobError.of("fleet.only_answers")
 
 
 @runtime_checkable

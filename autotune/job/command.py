@@ -18,7 +18,7 @@ _LARGEST_BYTES = 2**20
 _LIMIT_FILES = 500
 
 
-def check_command(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+def check_command(command: Sequence[str]) -> None:
     """See that a command can be started.
 
     Raises:
@@ -26,22 +26,17 @@ def check_command(command: Sequence[str], environment: Mapping[str, str] = os.en
     """
     if not command:
         raise JobError.of("job.no_command")
-    if program_of(command, environment) is None:
+    if shutil.which(command[0]) is None:
         fix = "activate the environment that you train in, or give its path"
         if command[0].endswith(".py"):
             fix = f"write what starts it: python {command[0]}, or torchrun {command[0]}"
         raise JobError(f"{command[0]}: there is no such program on the PATH", fix)
 
 
-def program_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Path of the program of a command, found as a shell would; None: there is none."""
-    return shutil.which(command[0], path=environment.get("PATH"))
-
-
 def is_of_this_environment(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a command, or the `python` that a shell would find for it, is our Python's."""
     ours = os.path.join(sys.prefix, "bin")
-    found = [program_of([name], environment) for name in (command[0], "python")]
+    found = [shutil.which(name, path=environment.get("PATH")) for name in (command[0], "python")]
     return any(path and os.path.dirname(os.path.abspath(path)) == ours for path in found)
 
 

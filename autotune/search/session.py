@@ -19,7 +19,7 @@ from autotune.contract import Layout, TrialSpec, Workload
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.fleet.base import Fleet, Place, answers_only
+from autotune.fleet.base import Fleet, Place
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.ranking import planned_lattice
@@ -41,7 +41,7 @@ class RecordedPlace(Place):
     """The place where a record's trials ran: nothing runs there any more."""
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,10 +1,8 @@
-"""The calibrated sampler in a search: the lattice's candidates, one row per known choice.
+"""The calibrated sampler: what is believed of candidates by some trials, and what is tried next.
 
 Some knobs say nothing to the analytic model, and bucket sizes next to nothing. Candidates that
 differ in these alone are one row; the row is chosen by the calibrated forecast, and among its
 candidates the one that is nearest to what Optuna's TPE proposes.
-
-What is believed of candidates after some trials, and which of them is tried next.
 
 One posterior serves a search whole: it predicts single trials, prices the memory of a baseline's
 ladder, chooses the next candidate and says what another trial is expected to gain.
