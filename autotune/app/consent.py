@@ -47,7 +47,7 @@ def agree_to_job(
     return text
 
 
-def refuse_of_others(file: Path, deed: str | None) -> None:
+def refuse_if_of_another_user(file: Path, deed: str | None) -> None:
     """Refuse a file of a recorded study that is somebody else's and does something.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.consent import refuse_of_others
+from autotune.app.consent import refuse_if_of_another_user
 from autotune.base.errors import StudyError
 from autotune.base.flags import switch
 from autotune.base.text import Say
@@ -154,7 +154,7 @@ def recorded_job(study: Study) -> Job:
         StudyError: The folder of its command is gone.
     """
     data, observed = read_job_file(study.job_file), study.folder / OBSERVED_FILE
-    refuse_of_others(study.job_file, code_of(data.get("model")))
+    refuse_if_of_another_user(study.job_file, code_of(data.get("model")))
     if data.get("script") is not None and observed.is_file():
         data |= {"script": str(observed), "model": str(observed)}
     job = make_job(data, where=str(study.job_file))

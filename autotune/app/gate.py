@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from autotune.app.consent import agree_to_job, refuse_of_others
+from autotune.app.consent import agree_to_job, refuse_if_of_another_user
 from autotune.app.exports import recorded_job
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
@@ -88,7 +88,7 @@ def read_reference(named: str, results: Path) -> Reference:
         StudyError: There is no such study, or nothing of it was measured.
     """
     path, study = Path(named), _study_named(named, results)
-    refuse_of_others(path if study is None else study.job_file, _RUNS_HERE)
+    refuse_if_of_another_user(path if study is None else study.job_file, _RUNS_HERE)
     if study is not None:
         found, origin = reference_of(study), study.facts().origin
     else:
@@ -211,6 +211,6 @@ def job_of(named: str, reference: Reference, agree: Callable[[JobText], object])
         raise StudyError.of("app.words_elsewhere", named=named, folder=folder)
     study = Study(folder.parent, folder.name)
     for file in (folder, study.job_file, folder / OBSERVED_FILE):
-        refuse_of_others(file, _RUNS_HERE)
+        refuse_if_of_another_user(file, _RUNS_HERE)
     agree(JobText.read(study.job_file))
     return recorded_job(study)

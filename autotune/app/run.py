@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.app.exports import export_study
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
-from autotune.app.steering import keep, steer, what_predicts
+from autotune.app.steering import leave_lessons, steer, what_predicts
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -69,7 +69,7 @@ def search(
                 )
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
-                keep(session, page.on_note, knowledge)
+                leave_lessons(session, page.on_note, knowledge)
         study.update_state(answer=answer.to_dict())
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)

@@ -132,7 +132,7 @@ def _beyond(session: Session, found: Prospect) -> Prospect:
     return replace(found, plan_gain=gain, plan_first=wider.described)
 
 
-def keep(session: Session, note: Say, knowledge: Path) -> None:
+def leave_lessons(session: Session, note: Say, knowledge: Path) -> None:
     """Leave what the trials taught for other studies, however their search ended."""
     name = study_name(session.study.folder)
     try:
