@@ -382,24 +382,21 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         _check_checkout(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
-        # A file of something else has any number of wrong keys: the first ones tell.
-        count = error.error_count()
         # A key that is not known may be the one that is missing, misspelled.
         every = sorted(
             error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
         )
+        # A file of something else has any number of wrong keys: the first ones tell.
         items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
         # A key, and what is wrong within it after dots.
         names = [shortened(".".join(map(str, item["loc"])) or "job") for item in items]
         complaints = [f"{spelled(n)}{_complaint(i)}" for n, i in zip(names, items, strict=True)]
-        if count > len(items):
-            complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
+        if n_more := len(every) - len(items):
+            complaints.append(f"{where}: {n_more:,} more keys or values are wrong")
         fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
-    except JobError as error:
-        # A size, a duration or lengths are wrong; it names the key.
-        name, colon, rest = error.message.partition(":")
-        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
+    except JobError as error:  # a size, a duration or lengths are wrong
+        raise _respelled(error, spelled) from error
     lora = None if file.finetune is None else file.finetune.lora()
     script = None if file.script is None else Observed.read(file.script)
     model = load_model(file.model) if script is None else script.model(cast(Path, file.script))
@@ -493,9 +490,14 @@ def _fidelity(
         if fidelity.layers is not None:
             with_layers(model, fidelity.layers)
     except JobError as error:
-        name, colon, rest = error.message.partition(":")
-        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
+        raise _respelled(error, spelled) from error
     return fidelity
+
+
+def _respelled(error: JobError, spelled: Callable[[str], str]) -> JobError:
+    """An error that begins with the name of a key, with the key as it was given."""
+    name, colon, rest = error.message.partition(":")
+    return JobError(f"{spelled(name)}{colon}{rest}", error.hint)
 
 
 def _complaint(item: Mapping[str, Any]) -> str:

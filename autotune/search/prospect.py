@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.base.flags import flag
-from autotune.base.templates import tell
+from autotune.base.templates import Fact, tell
 from autotune.base.units import typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
+from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
@@ -115,13 +116,35 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     )
     if has_run:
         return found
-    is_too_large = (
-        steering.knows_memory
-        and float(risk.min()) >= CERTAIN
-        and (
-            found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
-            or len(steering.above_host) == len(lattice)
-        )
+    least = at_row(int(peaks_bytes.argmin()))
+    runs_out = steering.knows_memory and float(risk.min()) >= CERTAIN
+    facts = _why_hopeless(found, session.job, steering, history, least, runs_out=runs_out)
+    nearest = "; or ".join(text for name, text in facts if name == "nearest")
+    return dataclasses.replace(found, problem=dict(facts).get("problem", ""), nearest=nearest)
+
+
+def _why_hopeless(
+    found: Prospect,
+    job: Job,
+    steering: Steering,
+    history: History,
+    least: Candidate,
+    *,
+    runs_out: bool,
+) -> list[Fact]:
+    """Why no trial can succeed, and the nearest changes with which one would; empty: one may.
+
+    Args:
+        found: What is predicted of the trials.
+        job: What is searched.
+        steering: The forecast, without lessons of other studies.
+        history: What was tried.
+        least: The candidate that needs the least memory.
+        runs_out: Whether every candidate is predicted to run out of memory for certain.
+    """
+    is_too_large = runs_out and (
+        found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
+        or len(steering.above_host) == len(steering.lattice.candidates)
     )
     limits = [(flag("trial_timeout"), job.trial_timeout_s)]
     if job.budget.time_s is not None:
@@ -130,9 +153,8 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     # By its steps alone: how long a trial takes to start is not predicted, but assumed.
     is_too_slow = _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s
     if not is_too_large and not is_too_slow:
-        return found
-    least = at_row(int(peaks_bytes.argmin()))
-    facts = tell(
+        return []
+    return tell(
         "hopeless",
         {
             "found": found,
@@ -151,5 +173,3 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
             "typed_seconds": typed_seconds,
         },
     )
-    nearest = "; or ".join(text for name, text in facts if name == "nearest")
-    return dataclasses.replace(found, problem=dict(facts)["problem"], nearest=nearest)
