@@ -25,7 +25,7 @@ from autotune.record.answer import SearchAnswer, Standing, answer_of
 from autotune.record.facts import Facts
 from autotune.record.found import WrittenPatch, read_patches, write_patches
 from autotune.record.guard import NOT_COMPARED, guards_of
-from autotune.record.soak import SoakResult, digest_of, read_soak
+from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial, flags_of
 from autotune.search.history import CandidateTrials
@@ -289,7 +289,7 @@ def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult |
     soak = read_soak(study.folder)
     if soak is None or soak.candidate_hash != candidate.hash:
         return None
-    return soak if soak.ds_config_digest == digest_of(engine.files(candidate)) else None
+    return soak if soak.is_of(engine.files(candidate)) else None
 
 
 def _environment(facts: Facts, number: int) -> Environment:

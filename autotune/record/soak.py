@@ -84,6 +84,10 @@ class SoakResult:
     """Whether all that stands against it is that it was too short to judge."""
     version: Literal[1] = 1
 
+    def is_of(self, files: dict[str, str]) -> bool:
+        """Whether it ran these configuration files, to the letter."""
+        return self.ds_config_digest == digest_of(files)
+
 
 def digest_of(files: dict[str, str]) -> str:
     """Identity of a rendered configuration."""

@@ -11,7 +11,6 @@ from autotune.base.flags import flag
 from autotune.base.templates import Fact, tell
 from autotune.base.units import typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
-from autotune.job.job import Job
 from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
@@ -118,31 +117,22 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
         return found
     least = at_row(int(peaks_bytes.argmin()))
     runs_out = steering.knows_memory and float(risk.min()) >= CERTAIN
-    facts = _why_hopeless(found, session.job, steering, history, least, runs_out=runs_out)
+    overrun = steering.describe_overrun(history, least) if runs_out else ""
+    facts = _why_hopeless(found, session, steering, least, overrun)
     nearest = "; or ".join(text for name, text in facts if name == "nearest")
     return dataclasses.replace(found, problem=dict(facts).get("problem", ""), nearest=nearest)
 
 
 def _why_hopeless(
-    found: Prospect,
-    job: Job,
-    steering: Steering,
-    history: History,
-    least: Candidate,
-    *,
-    runs_out: bool,
+    found: Prospect, session: Session, steering: Steering, least: Candidate, overrun: str
 ) -> list[Fact]:
     """Why no trial can succeed, and the nearest changes with which one would; empty: one may.
 
-    Args:
-        found: What is predicted of the trials.
-        job: What is searched.
-        steering: The forecast, without lessons of other studies.
-        history: What was tried.
-        least: The candidate that needs the least memory.
-        runs_out: Whether every candidate is predicted to run out of memory for certain.
+    `least` is the candidate that needs the least memory; `overrun` says how it runs out of it, and
+    is empty where that is not certain.
     """
-    is_too_large = runs_out and (
+    job = session.job
+    is_too_large = bool(overrun) and (
         found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
         or len(steering.above_host) == len(steering.lattice.candidates)
     )
@@ -161,7 +151,7 @@ def _why_hopeless(
             "job": job,
             "is_too_large": is_too_large,
             "is_above_device": found.least_peak_bytes >= found.allowed_bytes,
-            "overrun": steering.describe_overrun(history, least),
+            "overrun": overrun,
             "savings": find_engine(job.engine).unused_savings([least]),
             "more_bytes": found.least_peak_bytes * math.sqrt(MODEL_MARGIN),
             "least_steps": _LEAST_STEPS,
