@@ -42,7 +42,16 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.topology import Topology, parse_topology
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile, Reduction
-from autotune.job.keys import KEYS, InStudyName, JobKey
+from autotune.job.keys import (
+    DIAGNOSE,
+    EVERY,
+    FILE_ONLY,
+    PREDICTIONS,
+    SEARCH,
+    InStudyName,
+    JobKey,
+    Topic,
+)
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
@@ -197,57 +206,357 @@ def _words(value: Any) -> Any:
     return tuple(map(str, value)) if isinstance(value, list) else value
 
 
+def key(
+    text: str,
+    group: Topic,
+    commands: frozenset[str] = SEARCH,
+    *,
+    default: Any = None,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    pattern: str | None = None,
+    **facts: Any,
+) -> Any:
+    """A field of `JobFile`: the facts of `JobKey`, the default, and bounds."""
+    is_finite = None if gt is None else False
+    field: FieldInfo = Field(
+        default, ge=ge, gt=gt, le=le, lt=lt, pattern=pattern, allow_inf_nan=is_finite
+    )
+    field.metadata.append(JobKey(help=text, group=group, commands=commands, **facts))
+    return field
+
+
+NEVER, WHERE_SET = InStudyName.NEVER, InStudyName.WHERE_SET
+
+
 class JobFile(BaseModel):
     """The job as a user writes it, in YAML, as flags or as arguments.
 
-    A key is a field here and a row of keys.json, and nothing else: the readers, the flags with
-    their help, the arguments of the Python API and docs/job.md follow.
-    `python -m tests.record_job_keys` writes the files among these.
+    A key is declared here and nowhere else: the readers, the flags with their help, the arguments
+    of the Python API and docs/job.md follow. `python -m tests.record_job_keys` writes the
+    files among these.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
-    seq_len: Annotated[int, BeforeValidator(whole_number)] = Field(ge=SHORTEST, le=LARGEST)
-    global_batch: Annotated[int, BeforeValidator(whole_number)] = Field(ge=1, le=LARGEST)
-    world: int = Field(ge=1, le=LARGEST)
-    precision: Precision = "bf16"
-    optimizer: dict[str, Any] = DEFAULT_OPTIMIZER
-    finetune: FinetuneFile | None = None
-    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
-    workload: str = DEFAULT_WORKLOAD
-    script: Path | None = None
-    megatron_path: Path | None = None
-    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
-    engine: str = DEFAULT_ENGINE
-    space: str = DEFAULT_SPACE
-    objective: ObjectiveName = "samples_per_s"
-    objective_floor: float = Field(0.9, gt=0, le=1, allow_inf_nan=False)
-    sampler: str = DEFAULT_SAMPLER
-    fidelity: FidelityFile | None = None
-    baseline: Path | None = None
-    base_config: Path | None = None
-    templates: Path | None = None
-    seed: int = Field(0, ge=0, le=LARGEST)
-    trials: int | None = Field(None, ge=1, le=LARGEST)
-    budget: Annotated[float | None, BeforeValidator(_duration)] = None
-    patience: int | None = Field(None, ge=1, le=LARGEST)
-    gpu_hours: float | None = Field(None, gt=0, allow_inf_nan=False)
-    price: float | None = Field(None, gt=0, allow_inf_nan=False)
-    trial_timeout: Annotated[float, BeforeValidator(_duration)] = 600.0
-    gpu: str | None = None
-    memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
-    host_memory: Annotated[int | None, BeforeValidator(_size)] = None
-    head_room: float = Field(0.0, ge=0, lt=1)
-    nvme_path: Path | None = None
-    accelerators: Path | None = None
-    network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = None
-    diagnose: bool = True
-    start: Start = Start.WARM
-    guard_steps: int = Field(GUARD_STEPS, ge=0, le=MOST_LOSSES)
-    allow_loss_drift: bool = False
-    compare: Compared = "all"
-    study: str | None = Field(None, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    model: str = key(
+        "Preset (`autotune models` lists them), Hugging Face folder or config.json, "
+        "repository in Hugging Face's local cache, or package.module:factory.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        takes=str | Path,
+        is_of_command=True,
+    )
+    seq_len: Annotated[int, BeforeValidator(whole_number)] = key(
+        "Tokens per sample, such as 8192 or 8k.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        takes=int | str,
+        unit="tokens",
+        is_of_command=True,
+        ge=SHORTEST,
+        le=LARGEST,
+    )
+    global_batch: Annotated[int, BeforeValidator(whole_number)] = key(
+        "Samples per optimizer step, over all ranks; 1k is 1024.",
+        Topic.JOB,
+        EVERY,
+        default=...,
+        takes=int | str,
+        unit="samples",
+        is_of_command=True,
+        ge=1,
+        le=LARGEST,
+    )
+    world: int = key(
+        "Accelerators of the real run; by default all of one machine, or as many as your own "
+        "command starts.",
+        Topic.JOB,
+        EVERY | DIAGNOSE,
+        default=...,
+        unit="accelerators",
+        ge=1,
+        le=LARGEST,
+    )
+    precision: Precision = key(
+        "bf16, fp16 or fp32; fp8 is a knob of Megatron.",
+        Topic.JOB,
+        EVERY,
+        default="bf16",
+        is_of_command=True,
+    )
+    optimizer: dict[str, Any] = key(
+        "As in a ds_config: the base configuration's by default, or else AdamW.",
+        Topic.JOB,
+        FILE_ONLY,
+        default=DEFAULT_OPTIMIZER,
+        unit="section",
+    )
+    finetune: FinetuneFile | None = key(
+        "Rank of LoRA adapters; all other weights are frozen.",
+        Topic.JOB,
+        EVERY,
+        flag="lora_rank",
+        takes=int,
+        unit="section",
+        identity=WHERE_SET,
+        is_of_command=True,
+    )
+    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = key(
+        "fixed, packed, or a CSV file of length,count.",
+        Topic.JOB,
+        EVERY,
+        default=FIXED,
+        takes=str | Path,
+        identity=WHERE_SET,
+        is_of_command=True,
+    )
+    workload: str = key(
+        "What a trial trains: an installed workload.",
+        Topic.JOB,
+        FILE_ONLY,
+        default=DEFAULT_WORKLOAD,
+        identity=WHERE_SET,
+    )
+    script: Path | None = key(
+        "What the first run of your own command showed, as a file.",
+        Topic.JOB,
+        FILE_ONLY,
+        identity=WHERE_SET,
+        deed="runs the command of",
+    )
+    megatron_path: Path | None = key(
+        "With --engine megatron: your checkout of Megatron-LM, whose own pretrain_gpt.py trains.",
+        Topic.JOB,
+        EVERY,
+        identity=WHERE_SET,
+        is_of_command=True,
+        engine="megatron",
+        deed="runs the scripts of",
+    )
+    megatron_arguments: Annotated[tuple[str, ...], BeforeValidator(_words)] = key(
+        "Arguments of your own for that script, kept in every trial, such as '--data-path "
+        "/data/corpus --split 99,1,0'.",
+        Topic.JOB,
+        default=(),
+        identity=WHERE_SET,
+        is_of_command=True,
+        engine="megatron",
+    )
+    engine: str = key(
+        "What trains: deepspeed (by default) or megatron; in a search also both, in turn.",
+        Topic.CONFIGURATION,
+        EVERY,
+        default=DEFAULT_ENGINE,
+        identity=WHERE_SET,
+    )
+    space: str = key(
+        "Knobs and their values: a shipped space or a YAML file.",
+        Topic.CONFIGURATION,
+        SEARCH | PREDICTIONS | DIAGNOSE,
+        default=DEFAULT_SPACE,
+        takes=str | Path,
+        identity=NEVER,
+        engine=DEFAULT_ENGINE,
+    )
+    objective: ObjectiveName = key(
+        "samples_per_s, peak_memory, or pareto (both).", Topic.SEARCH, default="samples_per_s"
+    )
+    objective_floor: float = key(
+        "With peak_memory: share of the best samples/s to keep.",
+        Topic.SEARCH,
+        default=0.9,
+        gt=0,
+        le=1,
+    )
+    sampler: str = key(
+        "calibrated, tpe, random, or grid (every candidate).",
+        Topic.SEARCH,
+        default=DEFAULT_SAMPLER,
+        identity=NEVER,
+    )
+    fidelity: FidelityFile | None = key(
+        "Begin with reduced trials, such as layers=4 or world=smallest; they only teach.",
+        Topic.SEARCH,
+        unit="section",
+        identity=NEVER,
+        is_of_command=True,
+    )
+    baseline: Path | None = key(
+        "Your own file, to start from and to compare with: a ds_config, an accelerate YAML, a"
+        " file of training arguments, a shell file with a launch line.",
+        Topic.CONFIGURATION,
+        SEARCH | {"plan"},
+        is_of_command=True,
+        engine=DEFAULT_ENGINE,
+        deed="reads",
+    )
+    base_config: Path | None = key(
+        "Your ds_config.json; knobs override its keys.",
+        Topic.CONFIGURATION,
+        EVERY,
+        is_of_command=True,
+        engine=DEFAULT_ENGINE,
+        deed="reads",
+    )
+    templates: Path | None = key(
+        "Folder of templates that replace shipped ones.",
+        Topic.CONFIGURATION,
+        EVERY,
+        engine=DEFAULT_ENGINE,
+        deed="renders templates of",
+    )
+    seed: int = key(
+        "Seed of the sampler and the trials.",
+        Topic.SEARCH,
+        default=0,
+        identity=NEVER,
+        ge=0,
+        le=LARGEST,
+    )
+    trials: int | None = key(
+        "Trials of the search; by default all with grid, else up to 20, until none is expected to "
+        "gain 0.6%. Baseline and finalists come on top.",
+        Topic.PRICE,
+        unit="trials",
+        identity=NEVER,
+        ge=1,
+        le=LARGEST,
+    )
+    budget: Annotated[float | None, BeforeValidator(_duration)] = key(
+        "Time in which trials may run, such as 20m.",
+        Topic.PRICE,
+        unit="duration",
+        identity=NEVER,
+    )
+    patience: int | None = key(
+        "Stop after so many trials without a gain.",
+        Topic.PRICE,
+        unit="trials",
+        identity=NEVER,
+        ge=1,
+        le=LARGEST,
+    )
+    gpu_hours: float | None = key(
+        "Accelerators times hours of the training at the baseline's speed: stop when another "
+        "trial is expected to save less than it costs.",
+        Topic.PRICE,
+        unit="hours",
+        identity=NEVER,
+        gt=0,
+    )
+    price: float | None = key(
+        "Price of one accelerator for an hour, to say what trials or tokens cost; or by kind: "
+        "H100=2.5,A100=1.2.",
+        Topic.PRICE,
+        SEARCH | {"plan"},
+        takes=str | float,
+        identity=NEVER,
+        gt=0,
+    )
+    trial_timeout: Annotated[float, BeforeValidator(_duration)] = key(
+        "Most time that one trial may take, such as 10m.",
+        Topic.PRICE,
+        SEARCH | DIAGNOSE,
+        default=600.0,
+        unit="duration",
+        identity=NEVER,
+    )
+    gpu: str | None = key(
+        "Accelerator that the job is for, such as H100, and no other; by default that of this "
+        "machine or fleet.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        identity=NEVER,
+    )
+    memory_limit: Annotated[int | None, BeforeValidator(_size)] = key(
+        "Most memory of each device, such as 24GiB.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        unit="size",
+    )
+    host_memory: Annotated[int | None, BeforeValidator(_size)] = key(
+        "Memory of one node's host, such as 2TiB: what needs more of it does not fit.",
+        Topic.DEVICES,
+        EVERY,
+        unit="size",
+        identity=NEVER,
+    )
+    head_room: float = key(
+        "Share of the memory to leave free, such as 0.1.",
+        Topic.DEVICES,
+        EVERY,
+        default=0.0,
+        ge=0,
+        lt=1,
+    )
+    nvme_path: Path | None = key(
+        "Folder on a local disk, for offload to nvme.",
+        Topic.DEVICES,
+        EVERY,
+        identity=WHERE_SET,
+        is_of_command=True,
+        deed="writes below",
+    )
+    accelerators: Path | None = key(
+        "YAML of accelerators, which overrides the shipped ones in predictions, such as the "
+        "probe's hardware.yaml.",
+        Topic.DEVICES,
+        EVERY | DIAGNOSE,
+        identity=NEVER,
+        deed="reads",
+    )
+    network_topology: Annotated[Topology | None, BeforeValidator(_topology)] = key(
+        "Network between the nodes, for predictions: fat-tree, dragonfly or rail-optimized, "
+        "with nodes_per_group, oversubscription, rails, hop.",
+        Topic.DEVICES,
+        SEARCH | PREDICTIONS,
+        identity=NEVER,
+    )
+    diagnose: bool = key(
+        "Watched steps at the end of each trial, which show where time goes.",
+        Topic.CHECKS,
+        default=True,
+        identity=NEVER,
+    )
+    start: Start = key(
+        "How trials start: warm by default, forked from a process that has imported "
+        "everything; the runs that confirm the result are cold in any case.",
+        Topic.CHECKS,
+        default=Start.WARM,
+        identity=NEVER,
+    )
+    guard_steps: int = key(
+        "First steps whose losses the best has to share with the baseline: 20 by default, 0 "
+        "for none.",
+        Topic.CHECKS,
+        default=GUARD_STEPS,
+        unit="steps",
+        identity=NEVER,
+        ge=0,
+        le=MOST_LOSSES,
+    )
+    allow_loss_drift: bool = key(
+        "Export the best even if its losses drift.", Topic.CHECKS, default=False, identity=NEVER
+    )
+    compare: Compared = key(
+        "Who runs again beside the baseline in the end: all (by default) that may be the "
+        "best, or best: it alone, in at least three rounds.",
+        Topic.CHECKS,
+        default="all",
+        identity=NEVER,
+    )
+    study: str | None = key(
+        "Name of the study; by default it follows from the job or the command.",
+        Topic.OUTPUT,
+        SEARCH | DIAGNOSE,
+        identity=NEVER,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$",
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -272,14 +581,16 @@ def keys_of(command: str) -> dict[str, JobKey]:
 
 
 def _completed(name: str, field: FieldInfo) -> JobKey:
-    """A key's row with what its field says."""
-    key = JobKey.of_row(name, KEYS[name])
+    """A field's key with what the field says."""
+    key = next(one for one in field.metadata if isinstance(one, JobKey))
     words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
     limits = {n: getattr(one, n) for n in words for one in field.metadata if hasattr(one, n)}
     is_open = limits.get("le") == LARGEST  # that is only what a file can hold
     bounds = [f"{words[n]} {limit}" for n, limit in limits.items() if n != "le" or not is_open]
     return replace(
         key,
+        name=name,
+        flag=key.flag or name,
         takes=key.takes or _kind(field),
         default=... if field.is_required() else field.default,
         bounds=" ".join([*bounds, "up"] if is_open else bounds),

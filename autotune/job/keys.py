@@ -1,19 +1,13 @@
-"""What a key of the job says of itself: a row of keys.json, which every border reads.
+"""What a key of the job says of itself; `JobFile` declares the keys, and every border reads them.
 
-`JobFile` has a field for each, with its type, default and bounds. The command line imports this
-file to sort its flags, so it imports no pydantic.
+The command line imports this file to sort its flags, so it imports no pydantic.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from functools import reduce
-from operator import or_
-from pathlib import Path
 from types import UnionType
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
-from autotune.base.data import table_beside
 from autotune.base.flags import is_call
 
 
@@ -39,26 +33,25 @@ class InStudyName(Enum):
     """A change of the key continues the study."""
 
 
-_PREDICTIONS = ("plan", "explain", "estimate")
-_TOGETHER = {"predictions": _PREDICTIONS, "every": (*_PREDICTIONS, "search", "render")}
-"""Words of keys.json for several commands; `every` are those that read a job."""
-_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in (int, float, str, Path)}
-KEYS: dict[str, dict[str, Any]] = table_beside(__file__, "keys.json")
-"""Key of the job -> its row: fields of `JobKey`."""
+PREDICTIONS = frozenset({"plan", "explain", "estimate"})
+EVERY = PREDICTIONS | {"search", "render"}
+"""Commands that read a job."""
+SEARCH = frozenset({"search"})
+DIAGNOSE = frozenset({"diagnose"})
+FILE_ONLY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class JobKey:
-    """A key of the job: its row, completed by its field."""
+    """A key of the job: what `JobFile` declares, completed by its field."""
 
-    name: str
     help: str
     """One sentence, for every border."""
     group: Topic
-    commands: frozenset[str]
+    commands: frozenset[str] = SEARCH
     """Commands, and functions of the API, that take it; none: only a job file holds it."""
-    flag: str
-    """Name of the flag and of the argument; mostly the key's."""
+    flag: str = ""
+    """Name of the flag and of the argument; empty: the key's."""
     takes: type | UnionType | None = None
     """Type of the flag and of the argument; None: the field's, or a text that the field reads."""
     unit: str = ""
@@ -71,23 +64,11 @@ class JobKey:
     deed: str = ""
     """What a job does with the path that the key names, such as `reads`: asked before."""
 
+    name: str = ""
     default: Any = None
     """Ellipsis: there is none, and the key is required."""
     bounds: str = ""
     """Such as `from 1 to 8`."""
-
-    @classmethod
-    def of_row(cls, name: str, row: Mapping[str, Any]) -> Self:
-        """A row by its key; without `commands` the search alone takes it."""
-        words = row.get("commands", ["search"])
-        kinds = row["takes"].split(" | ") if "takes" in row else []
-        read = {
-            "group": Topic[row["group"]],
-            "commands": frozenset(c for word in words for c in _TOGETHER.get(word, (word,))),
-            "takes": reduce(or_, (_TYPES[kind] for kind in kinds)) if kinds else None,
-            "identity": InStudyName[row.get("identity", "ALWAYS")],
-        }
-        return cls(**{"name": name, "flag": name, **row, **read})
 
     @property
     def argument(self) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import typer
-from pydantic import Field
 from typer.testing import CliRunner
 
 import autotune
@@ -22,7 +21,7 @@ from autotune.app.api.calls import arguments_of
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.cli import cli
 from autotune.job import job
-from autotune.job.keys import KEYS
+from autotune.job.keys import Topic
 from autotune.search.base import Snapshot, Stage
 from tests import record_job_keys
 
@@ -98,13 +97,11 @@ def test_the_written_files_have_the_declared_keys() -> None:
 class WithToy(job.JobFile):
     """A job with one more key."""
 
-    toy_share: float = Field(0.5, ge=0, le=1)
+    toy_share: float = job.key("Share of toys.", Topic.SEARCH, job.EVERY, default=0.5, ge=0, le=1)
 
 
 def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "JobFile", WithToy)
-    row = {"group": "SEARCH", "help": "Share of toys.", "commands": ["every"]}
-    monkeypatch.setitem(KEYS, "toy_share", row)
     sound = {**JOB, "toy_share": 0.25}
     assert job.make_job(sound, where="job.yaml").world == 2
     for command in ("search", "plan", "explain", "estimate", "render"):
@@ -115,8 +112,8 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
     assert "    toy_share: float. Share of toys\n" in f"{autotune.plan.__doc__}\n"
     assert autotune.plan(**sound, gpu="H100").best
     assert record_job_keys.stub().count("    toy_share: float\n") == 1
-    line = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"
-    assert line in record_job_keys.page(record_job_keys.PAGE.read_text(encoding="utf-8"))
+    row = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"
+    assert row in record_job_keys.page(record_job_keys.PAGE.read_text(encoding="utf-8"))
     for spelled, call in (
         ("job.yaml: toy_share: 2 ", partial(job.make_job, where="job.yaml")),
         ("--toy-share: 2 ", partial(job.make_job, where="")),
