@@ -66,8 +66,8 @@ FUNCTIONS = (*(what for _, what, _ in _MOMENTS if ":" in what), _AT_THE_START)
 
 
 ASKED = {
-    "coordinator killed": "tests/fleet/transports/test_ray.py::"
-    "test_a_search_outlives_its_coordinator",
+    "coordinator killed": "tests/search/test_search_real.py::"
+    "test_kill_9_loses_nothing_and_the_search_answers",
     "result cut short": "tests/search/test_loop.py::test_resumes_from_a_cut_at_any_write",
     "two coordinators": "tests/record/test_study.py::"
     "test_a_second_coordinator_is_refused_and_told_who_holds_it",

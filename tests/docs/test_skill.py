@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 from autotune.base.errors import ExitCode
-from autotune.contract import Role
-from autotune.record.study import Study
 from tests.command_line import autotune
 from tests.hasty import BUDGET_ENV
 
@@ -136,29 +134,12 @@ def test_what_needs_no_device_answers_as_shown(tmp_path: Path) -> None:
     follow([step for step in steps() if step not in NEEDS_DEVICES], tmp_path)
 
 
-def check_answer(answer: dict[str, Any], study: Study) -> None:
-    """Check that the answer of a search is of its trials, and confirmed."""
-    assert sum(answer["counts"].values()) == len(study.trials())
-    trials = {t.spec.identity.number: t.spec.identity for t in study.trials()}
-    for name in ("baseline", "best"):
-        standing = answer[name]
-        low, high = standing["samples_per_s_low"], standing["samples_per_s_high"]
-        assert low <= standing["samples_per_s"] <= high
-        assert standing["peak_memory_bytes"] > 0
-        assert dict(standing["candidate"]["knobs"]) == trials[standing["trial"]].knobs
-    assert answer["speedup"]["low"] <= answer["speedup"]["ratio"] <= answer["speedup"]["high"]
-    confirmed = {i.candidate_hash for i in trials.values() if i.role is Role.CONFIRM}
-    assert trials[answer["best"]["trial"]].candidate_hash in confirmed
-    assert study.table_file.exists()
-
-
 @pytest.mark.real
 def test_what_needs_devices_answers_as_shown_and_the_gate_of_ci_runs(tmp_path: Path) -> None:
     """The gate, as the page about CI writes it, asks of the search that the skill ran."""
     hasty = {BUDGET_ENV: "1"}
     answers = follow(NEEDS_DEVICES, tmp_path, **hasty)
     (searched,) = (answer for answer in answers if "proven_gain" in answer)
-    check_answer(searched, Study(tmp_path / "results", "first"))
     assert answers[-1]["checkpoint"]["loss_deviation"] < 1e-4, "its checkpoint goes on"
     (tmp_path / "best.json").write_text(json.dumps(searched))
     of_file, of_study = re.findall(r"^autotune (compare --against .+)$", GATES, re.MULTILINE)
