@@ -126,7 +126,7 @@ def roomy(**changes):
     return small(memory_limit="60GiB", **changes)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.COMM, Outcome.LAUNCH, Outcome.LOST])
+@pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.LOST])
 def test_a_baseline_that_the_platform_ended_is_told_as_replaced_everywhere(tmp_path, outcome):
     job, study, is_it = roomy(), Study(tmp_path, "s"), first_of(Role.BASELINE)
     notes = Notebook()
