@@ -133,23 +133,28 @@ def test_a_python_that_is_missing_or_too_old_is_named(odd):
         transport(odd, odd.names[0], python=str(old)).nodes()
 
 
-def test_a_search_without_nodes_or_on_nodes_that_differ_ends_with_code_4(odd, tmp_path):
-    """`test_hostfile.py` searches on with the nodes there are."""
+def test_a_search_goes_on_with_the_nodes_there_are_or_ends_with_code_4(odd, tmp_path):
     search = Search(tmp_path)
     good, _, other, *_ = odd.names
 
-    def refused(*lines: str) -> str:
-        code, _, stderr = search.run(*odd.flags_of(odd.choose(*lines)), "--trials", "1")
-        assert code == ExitCode.FLEET_UNAVAILABLE
-        return _flat(stderr)
+    def run(*lines: str) -> tuple[int, str, str]:
+        flags = odd.flags_of(odd.choose(*lines))
+        return search.run(*flags, "--trials", "1", "--budget", "10s", "--no-diagnose")
 
-    told = refused("refused slots=2", "locked slots=2")
-    assert "no node of the fleet can be used: refused: ssh: connect to host" in told
-    assert "locked: " in told
-    differ = refused(f"{good} slots=2", f"{other} slots=2")
-    message = differ.partition("the nodes of the fleet differ")[2]
+    code, _, stderr = run("refused slots=2", "locked slots=2")
+    assert code == ExitCode.FLEET_UNAVAILABLE
+    assert "no node of the fleet can be used: refused: ssh: connect to host" in _flat(stderr)
+    assert "locked: " in _flat(stderr)
+    code, _, stderr = run(f"{good} slots=2", f"{other} slots=2")
+    assert code == ExitCode.FLEET_UNAVAILABLE
+    message = _flat(stderr).partition("the nodes of the fleet differ")[2]
     assert f"; {other}: " in message
     assert "DeepSpeed 0.0.1" in message.partition(f"{other}: ")[2]
+    code, stdout, stderr = run(f"{good} slots=2", "refused slots=2")
+    assert code == 0, stderr
+    assert "refused is left out: ssh: connect to host" in _flat(stderr)
+    assert json.loads(stdout.splitlines()[-1])["best"]["samples_per_s"] > 0
+    wait_until(lambda: odd.processes() == [], "something is left on a node")
 
 
 @pytest.mark.thorough
