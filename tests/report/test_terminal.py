@@ -312,7 +312,8 @@ def test_a_plan_says_how_many_trials_the_time_has_room_for(tmp_path: Path) -> No
     plan = make_plan(session_of(Study(tmp_path, "s"), make(budget="150s")), History())
     text = printed(print_plan, plan, width=400, reasons=True)
     assert "for all of it; it has room for about 3 of the 8 trials beside the final" in text
-    plan = make_plan(session_of(Study(tmp_path, "s"), make(budget="1h")), History())
+    assert f"comparison; --budget {plan.enough} has room for all" in text
+    plan = make_plan(session_of(Study(tmp_path, "s"), make(budget=plan.enough)), History())
     assert "room for" not in printed(print_plan, plan, reasons=True)
 
 
