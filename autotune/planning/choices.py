@@ -182,6 +182,11 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     return strain
 
 
+def is_exotic(plans: Plans) -> NDArray[np.bool_]:
+    """Which candidates come behind all others that are about as fast, as of `ranked`."""
+    return np.asarray(strain_of(plans) >= _EXOTIC)
+
+
 def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
     """Candidates that only probably fit, and are faster than all that do more surely.
 
