@@ -239,7 +239,7 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     """
     firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
     plans = found.plans.take(firsts)
-    stages = _column(plans, "zero_stage")
+    stages = _zero_stage(plans)
     best: dict[str, int] = {}
     for stage in np.unique(stages):
         best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])
@@ -270,7 +270,7 @@ def _kinds(
     # Factors by chance: no two combinations have the same sum.
     factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
     for name, factor in zip(_OF_A_CHOICE, factors, strict=True):
-        column = _column(found.plans, name)
+        column = _zero_stage(found.plans) if name == "zero_stage" else _column(found.plans, name)
         keys += column * (factor / max(1.0, float(column.max())))
     _, kinds = np.unique(keys, return_inverse=True)
     chances = [chance for chance in (min_fit, *CHANCES) if chance <= min_fit]
@@ -301,6 +301,14 @@ def _split(
         parts[left[is_in]] = n_parts
         left, n_parts = left[~is_in], n_parts + 1
     return kinds * n_parts + parts
+
+
+def _zero_stage(plans: Plans) -> NDArray[np.float64]:
+    """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
+    shares = _column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1
+    tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
+    shares |= np.logical_or.reduce([_column(plans, name) > 0 for name in tiers])
+    return np.where(shares, _column(plans, "zero_stage"), 0.0)
 
 
 def _column(plans: Plans, name: str) -> NDArray[np.float64]:

@@ -43,16 +43,6 @@ class JudgedCandidate:
     violations: tuple[Violation, ...]
     """Empty: legal."""
 
-    @property
-    def described(self) -> str:
-        """The candidate in words."""
-        return self.outlook.engine.describe(self.candidate)
-
-    @property
-    def knobs(self) -> Mapping[str, KnobValue]:
-        """Choices of the candidate."""
-        return self.candidate.values
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimated(JudgedCandidate):

@@ -148,6 +148,18 @@ def test_no_row_before_the_plain_ones_shares_a_short_sequence():
     assert of_row(rank_lattice(long), 1)["sp"] > 1
 
 
+def test_on_one_rank_stages_that_shard_nothing_are_one_choice():
+    alone = {**JOB, "model": "qwen3-0.6b", "world": 1, "global_batch": 32}
+    found = rank_lattice(open_outlook(None, alone, FleetWishes(gpu="RTX-4090")))
+    rows = [of_row(found, rank) for rank in range(1, 40)]
+    tiers = [
+        {row.get(f"offload.{part}", "none") for part in ("optimizer", "param")} for row in rows
+    ]
+    stages = [(row["zero.stage"], tier == {"none"}) for row, tier in zip(rows, tiers, strict=True)]
+    assert {stage for stage, is_on_device in stages if is_on_device} == {0}
+    assert {1, 2} <= {stage for stage, is_on_device in stages if not is_on_device}
+
+
 def test_strain_counts_degrees(outlook):
     lattice = outlook.lattice.candidates
     plain, wide = (
