@@ -4,8 +4,7 @@ The ladder that a search climbs for its baseline: what NVIDIA publishes as a rul
 
 Data parallelism with the distributed optimizer as far as memory allows, then experts spread over
 the domain that is joined without the network, then tensor parallelism as far as both fit into it,
-then pipelines, then both with more of it, step by step; recomputation only where nothing runs
-without it.
+then pipelines, then more of it, a degree at a time; recomputation only where nothing else runs.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing a parallelism.
 """
