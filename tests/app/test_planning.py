@@ -286,7 +286,7 @@ def test_every_neighbour_differs_in_its_knob(outlook):
     assert {"tp", "pp", "recompute", "zero.stage"} <= {n.knob for n in found.neighbours}
     for neighbour in found.neighbours:
         assert neighbour.knobs.get(neighbour.knob) == neighbour.value
-        assert neighbour.value != found.knobs.get(neighbour.knob)
+        assert neighbour.value != found.candidate.get(neighbour.knob)
     assert found.cheapest_legal is None
 
 

@@ -136,7 +136,7 @@ class PredictedCandidate(Shown[One]):
     @property
     def knobs(self) -> Mapping[str, Any]:
         """Knob -> value, those that were not named included."""
-        return dict(self.value.knobs)
+        return dict(self.value.candidate.values)
 
     @property
     def step_time_s(self) -> float:
