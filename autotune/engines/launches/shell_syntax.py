@@ -124,7 +124,7 @@ def tokens_of(chars: Chars) -> list[Token]:
         start, document = at, None
         if redirects := _REDIRECTS.match(text, at):
             start, at = redirects.end(), _word_end(text, redirects.end())
-            sign, kind = redirects[1], "word" if redirects[1] == "<<<" else "redirection"
+            sign, kind = redirects[1], "redirection"
             document = Chars() if sign in ("<<", "<<-") else None
         elif (signs := _SIGN.match(text, at)) and text[at : at + 2] != "((":
             at, sign = signs.end(), signs[0]
