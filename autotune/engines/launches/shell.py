@@ -680,7 +680,8 @@ class _Reader:
             n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
             raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
         own = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
-        with self._lent(own if name in ("eval", "source", ".") else {}):
+        is_lent = own and name in ("eval", "source", ".")
+        with self._lent(own) if is_lent else contextlib.nullcontext():
             if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
                 self._runs(fields)
         if name == "exec" and len(fields) > n_set + 1:
@@ -818,8 +819,7 @@ class _Reader:
             if name and not (self._is_aside and path in self.written):
                 self._may_be_written.pop(path, None)
                 if self._is_branch:
-                    why = f"{self._line(word.place)} writes {path} where only the shell knows if it does"
-                    self._may_be_written[path] = why
+                    self._may_be_written[path] = f"{self._line(word.place)} may not write {path}"
                 above = max(0, target.document[0][1]) if target.document else 0
                 self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
             elif command == "read" and not name and any(re.match(r"-\w*d", f.raw) for f in fields):
@@ -1115,7 +1115,7 @@ class _Reader:
             return
         self._called.add(name)
         try:
-            with self._lent(own, {"@": None} | self._handed(given)):
+            with self._lent(own, {"@": self._variables.get("@"), **self._handed(given)}):
                 self._run(function)
         finally:
             ran = self.commands[n_commands:]
