@@ -124,6 +124,7 @@ class _Truth(NamedTuple):
 
 
 _OPEN = _Truth(None)
+_OF_LOOPS = ("break", "continue")
 _TRUTHS = {"true": _Truth(True), ":": _Truth(True), "false": _Truth(False)}
 """Commands that say it by their names."""
 
@@ -263,14 +264,9 @@ class _Branch:
 class _End(Exception):
     """A `return`, `exit`, `break` or `continue` that runs."""
 
-    def __init__(self, name: str, why: str, n_loops: int) -> None:
+    def __init__(self, name: str, why: str) -> None:
         super().__init__(name)
-        self.name, self.why, self.n_loops = name, why, n_loops
-
-    def leaves(self) -> bool:
-        """Leave a loop: whether it was the last one that ends here."""
-        self.n_loops -= 1
-        return self.n_loops == 0 and self.name in ("break", "continue")
+        self.name, self.why = name, why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,8 +345,6 @@ class _Reader:
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
         self._ends: list[_End] = []
         """Those of the function or the loop here of which only the shell knows if they run."""
-        self._is_aside = False
-        """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_loops = 0
@@ -424,22 +418,21 @@ class _Reader:
 
     def _and_or(self, line: Line) -> _Truth:
         truth = _Truth(True)
-        for number, (joint, is_negated, parts) in enumerate(line, 1):
+        self._n_asked += len(line) > 1
+        for joint, is_negated, parts in line:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
             take = partial(self._pipeline, parts)
-            is_asked = is_negated or number < len(line)
-            self._n_asked += is_asked
             branch = self._branch(runs, take, may_differ=truth.may_differ)
-            self._n_asked -= is_asked
             self._merge([branch], why)
-            is_fault = runs is True and branch.truth == (False, False)
-            if is_fault and "e" in self._flags and not (is_asked or self._n_asked):
-                raise _End("exit", "", 0)
             holds = truth.holds if runs is False else None
             if runs and branch.truth.holds is not None:
                 holds = branch.truth.holds is not is_negated
             truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
+        self._n_asked -= len(line) > 1
+        is_fault = truth == (False, False) and not (len(line) > 1 or line[0][1])
+        if is_fault and "e" in self._flags and not self._n_asked:
+            raise _End("exit", "")
         return truth
 
     def _pipeline(self, parts: Sequence[Node]) -> _Truth:
@@ -462,11 +455,11 @@ class _Reader:
             try:
                 self._loop(node)
             except _End as end:
-                if not end.leaves():
+                if end.name not in _OF_LOOPS:
                     raise
             finally:
                 self._n_loops -= 1
-                self._ends[n_ends:] = [one for one in self._ends[n_ends:] if not one.leaves()]
+                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name not in _OF_LOOPS]
         else:
             name, lines = plain(node.words[0]), node.lines
             before = self._functions.get(name)
@@ -542,7 +535,7 @@ class _Reader:
                 given[name] = _one_of(name, before, [value, before], why)
         branch = self._branch(None, take, given)
         if branch.ends and loop.name == "while" and _is_endless(loop):
-            raise _End("exit", "", 0)
+            raise _End("exit", "")
         if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -569,10 +562,9 @@ class _Reader:
         try:
             self._list(loop.lines)
         except _End as end:
-            if end.name != "continue" or end.n_loops > 1:
+            if end.name != "continue":
                 raise
-        ends = self._ends[n_ends:]
-        self._ends[n_ends:] = [e for e in ends if e.name != "continue" or e.n_loops > 1]
+        self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name != "continue"]
         return _OPEN
 
     @contextlib.contextmanager
@@ -626,8 +618,8 @@ class _Reader:
         if runs is not None and not may_differ:
             truth = take() if runs else _OPEN
             return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
-        is_aside, is_branch = self._is_aside, self._is_branch
-        self._is_aside, self._is_branch = is_aside or runs is False, True
+        is_branch = self._is_branch
+        self._is_branch = is_branch or runs is not True
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
             try:
@@ -635,7 +627,7 @@ class _Reader:
             except _End as end:
                 branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_aside, self._is_branch = is_aside, is_branch
+        self._is_branch = is_branch
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -675,17 +667,17 @@ class _Reader:
         if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
             del fields[n_set]
         name = fields[n_set].raw if fields else ""
-        if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):
-            levels = "".join(one.text for one in fields[n_set + 1 :])
-            n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
-            raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
+        if name in ("return", "exit") or (self._n_loops and name in _OF_LOOPS):
+            if name in _OF_LOOPS and len(fields) > n_set + 1:
+                self._lose(f"{self._line(command.place)} leaves several loops")
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
         own = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
         is_lent = own and name in ("eval", "source", ".")
         with self._lent(own) if is_lent else contextlib.nullcontext():
             if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
                 self._runs(fields)
         if name == "exec" and len(fields) > n_set + 1:
-            raise _End("exit", "", 0)
+            raise _End("exit", "")
         self._document(fields, files)
         if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
@@ -816,12 +808,13 @@ class _Reader:
             body = target.document
             if word.raw[:1] not in ("'", '"', "\\"):
                 body = self._field(body, is_split=False, is_document=True).chars
-            if name and not (self._is_aside and path in self.written):
+            if name:
                 self._may_be_written.pop(path, None)
                 if self._is_branch:
                     self._may_be_written[path] = f"{self._line(word.place)} may not write {path}"
                 above = max(0, target.document[0][1]) if target.document else 0
-                self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
+                held = "\n" * (line_of(self._text, above) - 1) + plain(body)
+                self.written[path] = self.written.get(path, held) if self._is_branch else held
             elif command == "read" and not name and any(re.match(r"-\w*d", f.raw) for f in fields):
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
