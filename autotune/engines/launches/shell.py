@@ -278,7 +278,7 @@ class _Text:
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
     """The commands that hand it on."""
-    doubts: Sequence[str]
+    doubts: Sequence[str] = ()
     """Why the text may be another, where a command hands it on."""
     is_function: bool = False
     is_part: bool = False
@@ -340,7 +340,7 @@ class _Reader:
         """Where the last simple command begins."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._here = _Text(lines=(), path=None, within=(), doubts=())
+        self._here = _Text(lines=(), path=None, within=())
         self._doubts: list[str] = []
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
         self._ends: list[_End] = []
@@ -366,16 +366,11 @@ class _Reader:
                     given = {**self._doubted(), "@": Value()}
                     self._branch(None, partial(self._run, function), given)
 
-    def read(
-        self,
-        chars: Chars,
-        path: Path | None,
-        within: tuple[str, ...] = (),
-        doubts: Sequence[str] = (),
-    ) -> None:
+    def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a text; the arguments are those of `_Text`."""
-        text = _Text(lines=lines_of(chars), path=path, within=within, doubts=doubts)
-        self._run(replace(text, is_function=self._depth > 0))
+        is_inner = self._depth > 0
+        text = _Text(lines=lines_of(chars), path=path, within=within, is_function=is_inner)
+        self._run(text)
 
     def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
