@@ -101,7 +101,8 @@ _DECLARED_ODD = re.compile(r"-\w*[Ailnu]")
 """An option by which a variable is not the text that it is given."""
 _FLAGS = re.compile(r"([-+])(\w+)(?: (\w+))?")
 """What `set` switches on or off."""
-_BY_PROGRAM = re.compile(r"\$\(|`")
+_BY_PROGRAM = re.compile(r"\$\(|`|\$\{[^}]*\s")
+"""What only the shell knows, and may hold blanks."""
 _QUOTED_DEFAULT = [re.compile(rf"\$\{{\w+:?[-=].*{end}") for end in (r"['\"].*\s", "'")]
 """A default whose quotes keep words together; a quote in quotes is a sign like others."""
 _HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=/|\Z)")
@@ -1036,6 +1037,8 @@ class _Reader:
             blank_in=blank_in,
         )
         self.commands.append(command)
+        if any(patterns):  # whom it starts gets other words
+            items.append(Field("", [unplaced("${*[@]}")], -1))
         sets = {one.text.partition("=")[0]: Value([one.value]) for one in before}
         if texts[0] in self._functions:
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
