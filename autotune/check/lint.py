@@ -532,6 +532,7 @@ def _setup(
         ranks=_NO_WORLD if world is None else world,
         ds_config=facts_of(config, unknown, _AT_RUN_TIME) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
+        tp_follows_file=source.layout.pp == 1,
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
         brings_cpu_adam=brings_for_cpu(source),

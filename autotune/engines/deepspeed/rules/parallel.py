@@ -18,7 +18,10 @@ def _world(setup: Setup) -> Finding | None:
     return Finding(
         message=f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
         f"{setup.world} % {size} = {setup.world % size}",
-        advice=f"set tp to {tp}"
+        changes={"tensor_parallel": {"autotp_size": tp}} if setup.tp_follows_file else {},
+        advice=""
+        if setup.tp_follows_file
+        else f"set tp to {tp}"
         if setup.pp == 1
         else f"set tp and pp so that {setup.world} is a multiple",
     )
@@ -43,11 +46,12 @@ def _sequence(setup: Setup) -> Finding | None:
             f"{setup.world}"
         )
     divides = setup.world % sp == 0
-    micro, accum, total = (setup.ds_config.get(name) for name in BATCH_KEYS)
     is_refused = False
-    if not divides and type(micro) is type(accum) is type(total) is int:
+    if not divides:
+        micro, accum, total = (setup.ds_config.get(name) for name in BATCH_KEYS)
         # It multiplies with a broken number of ranks.
-        is_refused = total * sp != micro * accum * setup.world
+        is_whole = type(micro) is type(accum) is type(total) is int
+        is_refused = is_whole and total * sp != micro * accum * setup.world
     return Finding(
         message=message,
         changes={"data_parallel_size": max(1, setup.world // sp)} if divides else {},
