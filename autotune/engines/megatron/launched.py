@@ -54,6 +54,8 @@ _PLAIN_SCRIPT = "pretrain_gpt.py"
 _OF_CHECKOUTS = ("megatron/training/arguments.py", "megatron/arguments.py")
 """Files of a checkout that hold the flags of its parser."""
 _IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+_PUTS_DASHES = re.compile(r"""f["']--\{|["']--["'] *\+""")
+"""In a parser: flags are made of names without their dashes."""
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
 _PROGRAMS = table_beside(__file__, "programs.json")
@@ -774,14 +776,19 @@ class _Arguments:
     def _added(self) -> Mapping[str, Set[str]]:
         """Flag that the script or its checkout's parser adds -> its choices; none: not known."""
         found: dict[str, Set[str]] = {}
+        dashes = "" if _PUTS_DASHES.search(self._parser) else "--"  # a helper of the fork's may
         with suppress(SyntaxError):
             for call in ast.walk(ast.parse(self._parser)):
-                if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
-                    listed = next(
-                        (one for one in call.keywords if one.arg == "choices"), call.func
-                    )
-                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(listed)))
-                    found |= {ast.unparse(one).strip("'\""): choices for one in call.args}
+                given = call.args if isinstance(call, ast.Call) else ()
+                texts = [one.value for one in given if isinstance(one, ast.Constant)]
+                flags = [one for one in texts if isinstance(one, str) and one.startswith(dashes)]
+                choices: Set[str] = frozenset()
+                for option in call.keywords if isinstance(call, ast.Call) else ():
+                    with suppress(ValueError, TypeError):
+                        if option.arg == "choices":
+                            choices = frozenset(map(str, ast.literal_eval(option.value)))
+                found |= {f"--{flag.lstrip('-').replace('_', '-')}": choices for flag in flags}
+                found |= dict.fromkeys(flags, choices)
         return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
