@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
 from autotune.engines.deepspeed.ds_config_text import no_json
-from autotune.engines.deepspeed.rules.sections import shown
+from autotune.engines.deepspeed.rules.sections import AUTO, shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of
@@ -17,15 +19,17 @@ from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
+from autotune.engines.deepspeed.sources.training import FACTORY
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import Violation, listed
+from autotune.space.rule import NotJudged, UnknownFactError, Violation, holds, listed
 
 _STAGE = "zero_optimization.stage"
-_REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
-    "refused_beside_deepspeed"
-]
-"""Program -> settings that it refuses beside DeepSpeed."""
+_REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
+"""Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
+_OF_EVALUATION: Mapping[str, Any] = PROGRAMS["trainer"]["of_evaluation"]
+_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"] | _OF_EVALUATION
+"""Defaults of Trainer's arguments."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 _MEGATRON_FLAGS = (
@@ -50,9 +54,7 @@ def refusals(source: Source) -> Iterator[Violation]:
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
-        yield from _refused_by(
-            reader or trainer_of(arguments), look_up(source.config, _STAGE), arguments
-        )
+        yield from (one for one in program_refusals(source) if isinstance(one, Violation))
         if arguments.get("fp16") is True and arguments.get("bf16") is True:
             yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
@@ -149,23 +151,59 @@ def _is_json_filled_in(source: Source) -> bool:
     return False
 
 
-def _refused_by(reader: str, stage: Any, arguments: Mapping[str, Any]) -> Iterator[Violation]:
-    """Settings of a program that it refuses beside DeepSpeed, or beside a stage of it."""
-    for row in _REFUSED.get(reader, ()):
-        name, of_stage = row["name"], row.get("stage")
-        value = arguments.get(name)
-        is_meant = value in row["values"] if "values" in row else bool(value)
-        if not is_meant or of_stage not in (None, stage):
+def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
+    """Arguments that Trainer or the program around it refuses, and what of them is not known."""
+    if source.consumer is not Consumer.TRAINER:
+        return
+    arguments = source.arguments
+    reader = source.reader or trainer_of(arguments)
+    programs = [name for name in (reader, "TRL", "Trainer") if name in _REFUSED]
+    for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
+        first, when = row["when"].split()[0], row["when"]
+        name = row.get("name") or first.partition("=")[0]
+        value_of = partial(_argument, source, reader)
+        try:
+            is_refused = holds(when, value_of)
+        except UnknownFactError as error:
+            if arguments.get(name) and str(error) not in ("zero_stage", name):
+                yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
             continue
+        if not is_refused:
+            continue
+        at_stage = "zero_stage=3" in when
+        beside = row.get("beside") or ("ZeRO stage 3" if at_stage else "DeepSpeed")
         yield violation_of(
             "file.program_refuses",
             name,
             name=name,
-            value=shown(name, value),
-            reader=reader,
-            beside="DeepSpeed" if of_stage is None else f"ZeRO stage {of_stage}",
-            way="DeepSpeed" if of_stage is None else f"take another stage than {of_stage}",
+            value=shown(name, value_of(name)),
+            reader=program,
+            beside=_FACT.sub(lambda fact: str(value_of(fact[1])), beside),
+            way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
+
+
+_FACT = re.compile(r"\{(\w+)\}")
+
+
+def _argument(source: Source, reader: str, name: str) -> Any:
+    """An argument, its default where nobody gives it, the ZeRO stage, or the ranks.
+
+    Raises:
+        UnknownFactError: Nobody knows it.
+    """
+    value = {
+        "zero_stage": look_up(source.config, _STAGE) or 0,
+        "world": source.world,
+        "eval_strategy": source.arguments.get("evaluation_strategy"),
+        **source.arguments,
+    }.get(name)
+    is_open = isinstance(value, str) and (value == AUTO or "$" in value)
+    own_defaults = source.own_defaults
+    is_default = own_defaults is not None and name not in own_defaults
+    if is_open or (value is None and not (is_default or reader == FACTORY) or name == "world" and value is None):
+        raise UnknownFactError(name)
+    return _TRAINERS.get(name) if value is None else value
 
 
 def _texts(source: Source) -> Iterator[Violation]:

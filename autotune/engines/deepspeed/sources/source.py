@@ -45,7 +45,11 @@ from autotune.engines.deepspeed.sources.reading import (
     sections_of,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
+from autotune.engines.deepspeed.sources.refusals import (
+    device_violations,
+    program_refusals,
+    refusals,
+)
 from autotune.engines.deepspeed.sources.script import (
     files_named,
     made_arguments,
@@ -54,6 +58,7 @@ from autotune.engines.deepspeed.sources.script import (
     reads_first_word,
     refuses_rank_flag,
     trains_with,
+    trls_defaults,
     uses_lightnings,
 )
 from autotune.engines.launches.files import LINE, is_shell
@@ -317,21 +322,20 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
 
 def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
-    line, arguments = asked.line, None
+    line = asked.line
     name = line.config
     if name is None and line.named is not None:
         try:
             return _of_named(line.named, asked, unread)
         except NotADsConfigError:  # arguments alone: accelerate is told the rest
-            arguments = named_path(line.named, asked.path)
+            asked = replace(asked, arguments=named_path(line.named, asked.path))
     name = name or line.accelerate_config
     if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
         file = AccelerateFile({}, None)
         config = config_of(file, line.plugin)
         made = Source(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
         return [_source(made, asked, file)]
-    sources = [] if name is None else _of_named(name, asked, unread)
-    return [_beside(one, arguments) for one in sources] if arguments else sources
+    return [] if name is None else _of_named(name, asked, unread)
 
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
@@ -395,6 +399,8 @@ class _Asked:
     world: int | None
     given: Consumer | None
     accelerate: Path | None = None
+    arguments: Path | None = None
+    """The file of Trainer's arguments that the line names beside it."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Path -> the text that the file writes there."""
 
@@ -427,6 +433,8 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Source:
+    if asked.arguments is not None:
+        section = _beside(section, asked.arguments)
     file = section.accelerate if section.accelerate.path is not None else accelerate
     line, world = asked.line, asked.world
     script = _script(line.script, asked.path)
@@ -469,6 +477,9 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         given_there = line.arguments if is_open else {}
         defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
+    if script is not None and defaults is not None and not line.open_words:
+        unread = (made_there and made_there.unknown) or ()
+        arguments = {**trls_defaults(script, arguments, unread), **arguments}
     of_script = ExportedLayout(pp=stages) if stages else None
     layouts = (section.layout, line.layout, of_script, layout_beside(section.path))
     layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[-1]
@@ -502,6 +513,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
+        *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
     )
     on_a_node = source.per_node or (None if nodes else ranks)
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
