@@ -24,6 +24,7 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
+from autotune.engines.deepspeed.sources.programs import PROGRAMS as OF_DEEPSPEED
 from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
@@ -47,7 +48,14 @@ _GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
 """Scripts that are Megatron-LM's whatever only the shell knows of their arguments."""
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
 """Flags of which Megatron-LM's scripts are given at least one."""
-_OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+_OTHERS = frozenset(
+    f"--{name.replace('_', '-')}"
+    for name in (
+        "deepspeed",
+        "deepspeed_config",
+        *OF_DEEPSPEED["megatron_deepspeed"]["flags_of_no_other"],
+    )
+)
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known, but for a fork's; others may add some."""
@@ -518,7 +526,8 @@ def _script_at(words: Sequence[str]) -> int | None:
         marks = _OF_LAYOUTS
     is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
     has_marks = bool(given & marks) or (is_gpts and is_open)
-    return script if has_marks and given.isdisjoint(_OTHERS) else None
+    others = (word.replace("_", "-") for word in given)
+    return script if has_marks and _OTHERS.isdisjoint(others) else None
 
 
 def _is_megatrons(words: Sequence[str], script: int) -> bool:

@@ -62,6 +62,8 @@ def refusals(source: Source) -> Iterator[Violation]:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
     if reader != MEGATRON:
         return
+    if arguments.get("deepspeed") is not True:
+        yield violation_of("megatron_deepspeed.switched_off", file=source.path.name)
     for flag, name in _MEGATRON_FLAGS:
         value, given = look_up(source.config, name), arguments.get(flag)
         if type(value) is int and type(given) is int and value != given:
@@ -201,7 +203,12 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     is_open = isinstance(value, str) and (value == AUTO or "$" in value)
     own_defaults = source.own_defaults
     is_default = own_defaults is not None and name not in own_defaults
-    if is_open or (value is None and not (is_default or reader == FACTORY) or name == "world" and value is None):
+    if is_open or (
+        (value is None
+        and not (is_default or reader == FACTORY))
+        or (name == "world"
+        and value is None)
+    ):
         raise UnknownFactError(name)
     return _TRAINERS.get(name) if value is None else value
 

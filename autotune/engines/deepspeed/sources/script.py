@@ -77,9 +77,7 @@ def _trls_parsed(tree: ast.AST) -> str | None:
     return found[0] if len(found) == 1 and not any(_calls(tree, "set_defaults")) else None
 
 
-def trls_defaults(
-    path: Path, given: Mapping[str, Any], unread: Container[str]
-) -> dict[str, Any]:
+def trls_defaults(path: Path, given: Mapping[str, Any], unread: Container[str]) -> dict[str, Any]:
     """Values of TRL's configuration of a script where nobody gives them; none: it has none.
 
     Args:

@@ -85,6 +85,8 @@ same names."""
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
 """Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
 
+_OF_MEGATRON_DEEPSPEED = frozenset(PROGRAMS["megatron_deepspeed"]["flags_of_no_other"])
+
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
 
@@ -304,6 +306,16 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
             )
+        of_megatron = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
+        if line.kind and of_megatron and "deepspeed" not in line.arguments:
+            return NotFollowedError(
+                path,
+                kind,
+                message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
+                f"(--{min(of_megatron).replace('_', '-')}) without --deepspeed: it trains without "
+                "DeepSpeed",
+                hint="add --deepspeed, and --deepspeed_config with a file",
+            )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
             return NotFollowedError(
                 path,
@@ -511,6 +523,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_filler(source),
         *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
+        *_unread_hosts(line),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
         *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
@@ -582,6 +595,15 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
     if all(type(source.config.get(name)) is int for name in BATCH_KEYS):
         why = f"the batch sizes are right for one: give it with {flag('world')}"
         yield NotJudged(what="the number of ranks", why=why)
+
+
+def _unread_hosts(line: LaunchLine) -> Iterator[NotJudged]:
+    """The nodes of a hostfile that is not there (launcher/runner.py: fetch_hostfile)."""
+    flags = line.launcher_flags
+    is_read = line.ranks.reaches_nodes or "no_ssh" in flags
+    if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
+        why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
+        yield NotJudged(what="the nodes of --hostfile", why=why)
 
 
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
