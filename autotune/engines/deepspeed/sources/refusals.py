@@ -19,7 +19,7 @@ from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
-from autotune.engines.deepspeed.sources.training import FACTORY
+from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import NotJudged, UnknownFactError, Violation, holds, listed
@@ -158,7 +158,8 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     if source.consumer is not Consumer.TRAINER:
         return
     arguments = source.arguments
-    reader = source.reader or trainer_of(arguments)
+    is_swifts = PurePath(source.line.script).name == "swift"
+    reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
     programs = [name for name in (reader, "TRL", "Trainer") if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         first, when = row["when"].split()[0], row["when"]
@@ -180,7 +181,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
             name=name,
             value=shown(name, value_of(name)),
             reader=program,
-            beside=_FACT.sub(lambda fact: str(value_of(fact[1])), beside),
+            beside=beside.format_map({one: value_of(one) for one in _FACT.findall(beside)}),
             way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
 
@@ -204,10 +205,8 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     own_defaults = source.own_defaults
     is_default = own_defaults is not None and name not in own_defaults
     if is_open or (
-        (value is None
-        and not (is_default or reader == FACTORY))
-        or (name == "world"
-        and value is None)
+        (value is None and not (is_default or reader == FACTORY))
+        or (name == "world" and value is None)
     ):
         raise UnknownFactError(name)
     return _TRAINERS.get(name) if value is None else value

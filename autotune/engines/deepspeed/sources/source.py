@@ -39,6 +39,7 @@ from autotune.engines.deepspeed.sources.reading import (
     Source,
     as_arguments,
     found_near,
+    is_named_by,
     named_path,
     parsed,
     placeholders,
@@ -523,7 +524,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_filler(source),
         *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
-        *_unread_hosts(line),
+        *_unread_devices(line),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
         *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
@@ -597,13 +598,20 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(what="the number of ranks", why=why)
 
 
-def _unread_hosts(line: LaunchLine) -> Iterator[NotJudged]:
-    """The nodes of a hostfile that is not there (launcher/runner.py: fetch_hostfile)."""
+def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
+    """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
+
+    launcher/runner.py: fetch_hostfile; swift/arguments/sft_args.py: _init_deepspeed.
+    """
     flags = line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
         why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
         yield NotJudged(what="the nodes of --hostfile", why=why)
+    is_swifts = Path(line.script).name == "swift"
+    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
+        why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
+        yield NotJudged(what="NPROC_PER_NODE", why=why)
 
 
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
@@ -626,7 +634,7 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
     """The file that a script hands to Trainer, where another one is read here."""
     named = arguments.get("deepspeed")
     is_handed = source.consumer is Consumer.TRAINER and isinstance(named, str)
-    if is_handed and Path(str(named)).name != source.path.name:
+    if is_handed and not is_named_by(str(named), source.path):
         why = "the script hands it to Trainer, which takes it first"
         yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
