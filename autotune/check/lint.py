@@ -402,8 +402,8 @@ class _Wishes:
         path, at = self._source.arguments_path, self._source.arguments_at
         if path is None or not path.is_file() or not violation.at:
             return None
-        syntax = "yaml" if path.suffix in (".yaml", ".yml") else "json"
-        found = places_in(read_text(path), at, syntax).of(violation)
+        is_yaml = path.suffix in (".yaml", ".yml")
+        found = places_in(read_text(path), at, "yaml" if is_yaml else "json").of(violation)
         return replace(found, file=None if path == self._source.path else path)
 
     @cached_property

@@ -75,7 +75,8 @@ def _term_holds(term: str, value_of: Callable[[str], Any]) -> bool:
 def _is_so(name: str, sign: str, other: str, value_of: Callable[[str], Any]) -> bool:
     if sign in COMPARE and sign not in ("=", "!="):
         one, two = (_product(text, value_of) for text in (name, other))
-        return None not in (one, two) and two != 0 and bool(COMPARE[sign](one, two))
+        is_whole = sign == "%" and not two  # nothing is a multiple of 0
+        return None not in (one, two) and not is_whole and bool(COMPARE[sign](one, two))
     value = value_of(name)
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if sign == "=":

@@ -307,13 +307,13 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
             )
-        of_megatron = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
-        if line.kind and of_megatron and "deepspeed" not in line.arguments:
+        flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
+        if line.kind and flags and "deepspeed" not in line.arguments:
             return NotFollowedError(
                 path,
                 kind,
                 message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
-                f"(--{min(of_megatron).replace('_', '-')}) without --deepspeed: it trains without "
+                f"(--{min(flags).replace('_', '-')}) without --deepspeed: it trains without "
                 "DeepSpeed",
                 hint="add --deepspeed, and --deepspeed_config with a file",
             )
