@@ -545,7 +545,7 @@ def test_megatron_deepspeed_without_its_switch_reads_no_configuration(tmp_path):
     path = write(tmp_path, {"train_batch_size": 4}, "ds.json")
     report = checked(path, launch=f"{line} --deepspeed_config ds.json")
     assert rules(report) == ["megatron_deepspeed.switched_off"]
-    with pytest.raises(NotADsConfigError, match="Megatron-DeepSpeed .*without --deepspeed"):
+    with pytest.raises(NotADsConfigError, match=r"Megatron-DeepSpeed .*without --deepspeed"):
         read(write(tmp_path, f"{line} --zero-stage 1\n", "run.sh"))
 
 

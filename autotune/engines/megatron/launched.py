@@ -786,18 +786,18 @@ class _Arguments:
         """Flag that the script or its checkout's parser adds -> its choices; none: not known."""
         found: dict[str, Set[str]] = {}
         dashes = "" if _PUTS_DASHES.search(self._parser) else "--"  # a helper of the fork's may
+        tree = ast.Module(body=[], type_ignores=[])
         with suppress(SyntaxError):
-            for call in ast.walk(ast.parse(self._parser)):
-                given = call.args if isinstance(call, ast.Call) else ()
-                texts = [one.value for one in given if isinstance(one, ast.Constant)]
-                flags = [one for one in texts if isinstance(one, str) and one.startswith(dashes)]
-                choices: Set[str] = frozenset()
-                for option in call.keywords if isinstance(call, ast.Call) else ():
-                    with suppress(ValueError, TypeError):
-                        if option.arg == "choices":
-                            choices = frozenset(map(str, ast.literal_eval(option.value)))
-                found |= {f"--{flag.lstrip('-').replace('_', '-')}": choices for flag in flags}
-                found |= dict.fromkeys(flags, choices)
+            tree = ast.parse(self._parser)
+        for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+            texts = (one.value for one in call.args if isinstance(one, ast.Constant))
+            flags = [one for one in texts if isinstance(one, str) and one.startswith(dashes)]
+            choices: Set[str] = frozenset()
+            with suppress(StopIteration, ValueError, TypeError):
+                listed = next(one.value for one in call.keywords if one.arg == "choices")
+                choices = frozenset(map(str, ast.literal_eval(listed)))
+            for flag in flags:
+                found[flag] = found[f"--{flag.lstrip('-').replace('_', '-')}"] = choices
         return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:
