@@ -217,12 +217,14 @@ def _observed(
 def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     """Refuse a launch of a script that is not there: it would end before it can say why.
 
+    What stands before a launcher, as `env -C`, may run it in another folder.
+
     Raises:
         JobError: It is not there.
     """
     parts = parts_of(command)
     script = "".join(command[parts.script_at : parts.script_at + 1])
-    if is_launch(command, parts) and script.endswith(".py") and not (folder / script).exists():
+    if is_launch(command[:1], parts_of(command[:1])) and script.endswith(".py") and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",
