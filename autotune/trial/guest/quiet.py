@@ -32,6 +32,7 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
+        ("mlflow", "", _keep_runs_in_scratch),  # before what sets another place is silenced
         *(
             (
                 module,
@@ -48,6 +49,7 @@ def hooks() -> list[Hook]:
         # It insists on evaluations.
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
+        ("wandb", "init", _track_nothing),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
@@ -233,6 +235,15 @@ def remove_traces() -> None:
     for path in reversed(_made):
         with contextlib.suppress(OSError):
             os.rmdir(path)
+
+
+def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Start a run that neither sends nor writes; a script's own mode stands above `WANDB_MODE`."""
+    return init(*args, **{**kwargs, "mode": "disabled"})
+
+
+def _keep_runs_in_scratch(mlflow: Any) -> None:
+    mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())
 
 
 def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
