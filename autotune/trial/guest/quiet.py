@@ -49,7 +49,7 @@ def hooks() -> list[Hook]:
         # It insists on evaluations.
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
-        ("wandb", "init", _track_nothing),
+        *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
@@ -238,7 +238,7 @@ def remove_traces() -> None:
 
 
 def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Start a run that neither sends nor writes; a script's own mode stands above `WANDB_MODE`."""
+    """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
     return init(*args, **{**kwargs, "mode": "disabled"})
 
 

@@ -292,13 +292,14 @@ def test_deepspeed_s_own_monitors_write_nothing(
 
 def test_a_script_cannot_switch_its_trackers_on() -> None:
     places: list[str] = []
-    wandb: Any = ModuleType("wandb")
-    wandb.init = lambda **given: given["mode"]
     mlflow: Any = ModuleType("mlflow")
     mlflow.set_tracking_uri = places.append
-    for module in (wandb, mlflow):
-        apply(module, quiet.hooks())
-    assert wandb.init(mode="online") == "disabled"
+    apply(mlflow, quiet.hooks())
+    for name in ("wandb", "swanlab"):
+        tracker: Any = ModuleType(name)
+        tracker.init = lambda **given: given["mode"]
+        apply(tracker, quiet.hooks())
+        assert tracker.init(mode="online") == "disabled"
     mlflow.set_tracking_uri("https://tracking.example")
     (place,) = places
     assert place == (quiet.scratch() / "mlflow").as_uri()
