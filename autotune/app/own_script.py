@@ -217,14 +217,12 @@ def _observed(
 def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     """Refuse a launch of a script that is not there: it would end before it can say why.
 
-    What stands before a launcher, as `env -C`, may run it in another folder.
-
     Raises:
         JobError: It is not there.
     """
     at, first = parts_of(command).script_at, command[:1]
     script = "".join(command[at : at + 1])
-    is_here = is_launch(first, parts_of(first)) and script.endswith(".py")
+    is_here = is_launch(first, parts_of(first)) and script.endswith(".py")  # not behind `env -C`
     if is_here and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",

@@ -14,9 +14,6 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+)(?::(-[^\s{}]+
 """`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen.
 
 `{recompute=none:--gradient_checkpointing}` is a flag that stands there where the knob is on."""
-_IN_A_NAME = re.compile(r"[\w./~-]+")
-_STARTERS = ("torch.", "deepspeed.", "accelerate.")
-"""Packages whose modules start ranks, and are no script."""
 _LARGEST_BYTES = 2**20
 """Files above this are data, not code or settings."""
 _LIMIT_FILES = 500
@@ -69,10 +66,10 @@ def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> l
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A word for a command, or for a shell's text: its script, else a file, else its program."""
-    words = [part for word in command for part in _IN_A_NAME.findall(word)]
-    modules = (name for flag, name in itertools.pairwise(words) if flag in ("-m", "--module"))
+    """A word for a command or a shell's text: its script, module, file of settings or program."""
+    words = [part for word in command for part in re.findall(r"[\w./~-]+", word)]
     scripts = [Path(word).stem for word in words if word.endswith(".py")]
-    scripts += [name.rpartition(".")[2] for name in modules if not name.startswith(_STARTERS)]
+    modules = [name for flag, name in itertools.pairwise(words) if flag in ("-m", "--module")]
+    scripts += [name.rpartition(".")[2] for name in modules[-1:]]  # the first may be a launcher
     scripts += [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
     return next(iter(scripts), Path(command[0]).name)

@@ -46,7 +46,6 @@ def hooks() -> list[Hook]:
         *(("deepspeed.monitor.monitor", name, _NoMonitor) for name in _MONITORS),
         ("hydra.core.utils", "run_job", _run_hydra),
         ("transformers.trainer", "Trainer.train", _train_anew),
-        # It insists on evaluations.
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
         *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
@@ -84,7 +83,7 @@ def _is_preparing(path: Any) -> bool:
 
 
 def _pass_by(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    """Do nothing: early stopping insists on evaluations."""
 
 
 class _NoMonitor:
@@ -248,9 +247,8 @@ def _keep_runs_in_scratch(mlflow: Any) -> None:
 
 def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
-    kwargs.pop("log_dir", None)
-    kwargs.pop("logdir", None)
-    make(writer, str(scratch() / "boards"), *args[1:], **kwargs)
+    others = {name: kwargs[name] for name in kwargs.keys() - {"log_dir", "logdir"}}
+    make(writer, str(scratch() / "boards"), *args[1:], **others)
 
 
 def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
