@@ -32,7 +32,8 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
-        ("mlflow", "", _keep_runs_in_scratch),  # before what sets another place is silenced
+        # Before what sets another place is silenced.
+        ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
             (
                 module,
@@ -239,10 +240,6 @@ def remove_traces() -> None:
 def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
     return init(*args, **{**kwargs, "mode": "disabled"})
-
-
-def _keep_runs_in_scratch(mlflow: Any) -> None:
-    mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())
 
 
 def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
