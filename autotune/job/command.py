@@ -1,5 +1,6 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
+import itertools
 import os
 import re
 import shutil
@@ -58,6 +59,10 @@ def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> l
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A word for a command: its script, or else its program."""
-    scripts = [Path(word).stem for word in command if word.endswith((".py", ".yaml", ".yml"))]
-    return scripts[0] if scripts else Path(command[0]).name
+    """A word for a command or a shell's text: its script, module, file of settings or program."""
+    words = [part for word in command for part in re.findall(r"[\w./~-]+", word)]
+    scripts = [Path(word).stem for word in words if word.endswith(".py")]
+    modules = [name for flag, name in itertools.pairwise(words) if flag in ("-m", "--module")]
+    scripts += [name.rpartition(".")[2] for name in modules[-1:]]  # the first may be a launcher
+    scripts += [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
+    return next(iter(scripts), Path(command[0]).name)
