@@ -106,8 +106,10 @@ class Plan:
 
     @property
     def enough(self) -> str:
-        """A budget in whole minutes: for one trial that is compared, where the job's is too short
-        for that, else for all trials of the search. A share of it is kept to compare."""
+        """A longer budget in whole minutes: for one trial that is compared, else for all trials.
+
+        A share of it is kept to compare.
+        """
         compared_s = 2 * MIN_ROUNDS * self.confirm_s
         rest_s = self.used_s + self.least_s - compared_s
         if (self.session.job.budget.time_s or 0.0) >= self.least_s:
