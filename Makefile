@@ -37,7 +37,7 @@ test-thorough: extensions  ## all others that can run here: minutes more of real
 check: lint  ## lint, types and the direction of imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-lint: install
+lint: install  ## ruff and mypy alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -63,11 +63,11 @@ docs-serve: install  ## the same, on loopback, built again as you write
 bless: extensions  ## writes the frozen words and files anew; read the diff
 	AUTOTUNE_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q $(shell grep -rl --include='*.py' 'snapshots\.check' tests)
 
-format: install
+format: install  ## the code as ruff writes it, with what it can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-install: $(STAMP)
+install: $(STAMP)  ## this checkout and what it needs, in VENV (.venv)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -111,7 +111,7 @@ gpu-offline:
 
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
 # `python -m tests.record_tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
-record: extensions
+record: extensions  ## every knob, tried on this machine's two CPU ranks
 	$(BIN)/python -m tests.record_knobs deepspeed > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m tests.record_knobs megatron > results/recorded/knobs-cpu-2-megatron.json
 
@@ -121,5 +121,5 @@ keys: install  ## the keys of a ds_config, asked of the installed DeepSpeed
 constructors: extensions  ## what optimizers and schedulers take, asked of the installed ones
 	$(BIN)/python -m tests.record_constructors
 
-clean:
+clean:  ## removes builds and caches
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -155,8 +155,9 @@ def _outcome(
     silent = _killed_silently(reports, nodes, spec.layout.world)
     failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
+        places = {outcome: place for place, outcome in enumerate(_CAUSES_FIRST)}
         outcome, cause = min(
-            failed, key=lambda pair: ((*_CAUSES_FIRST, pair[0]).index(pair[0]), pair[1].ended_at_s)
+            failed, key=lambda pair: (places.get(pair[0], len(places)), pair[1].ended_at_s)
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent

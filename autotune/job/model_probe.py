@@ -104,7 +104,8 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
     if per_token > n_experts > 0:
-        raise NotUsableError.of("job.built_too_few_experts", per_token=per_token, n=n_experts)
+        where, n = "the config of the model", per_token
+        raise NotUsableError.of("job.too_few_experts", where=where, n=n, experts=n_experts)
     of_experts = _expert_names(module, n_experts)
     in_experts = sum(sizes[name] for name in of_experts)
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0

@@ -149,11 +149,12 @@ def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) ->
     if not len(times_s):
         return np.zeros(0, np.intp)
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
-    groups = (~is_exotic, ~is_unproven, is_unproven)
-    least_s = times_s[next(group for group in groups if group.any())].min()
+    least_s = times_s[is_exotic == is_exotic.all()].min()  # of the plain ones, where there are
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
-    lead = np.where(is_unproven, _LEAST_LEAD, TIE)
-    return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / lead)))
+    behind = np.zeros(len(times_s), np.intp)
+    for level, (group, lead) in enumerate(((is_exotic, TIE), (is_unproven, _LEAST_LEAD)), 1):
+        behind[group & (times_s > times_s[~group].min(initial=np.inf) / lead)] = level
+    return np.lexsort((times_s, strain, ties, behind))
 
 
 def strain_of(plans: Plans) -> NDArray[np.float64]:
@@ -239,7 +240,7 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     """
     firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
     plans = found.plans.take(firsts)
-    stages = _zero_stage(plans)
+    stages = _column(plans, "zero_stage")
     best: dict[str, int] = {}
     for stage in np.unique(stages):
         best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])

@@ -91,7 +91,7 @@ class Explained(Estimated):
 
     @property
     def cheapest_fit(self) -> Neighbour | None:
-        """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
+        """The fastest legal neighbour that fits, plain ones first; None: none does, or has to."""
         return min(self._fitting(self.min_fit), key=self._plainest, default=None)
 
     @property

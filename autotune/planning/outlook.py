@@ -177,11 +177,12 @@ class Outlook:
 
     def asks(self, candidate: Candidate) -> tuple[str, ...]:
         """What a candidate asks of the user beside its settings, in words."""
-        knobs = self.lattice.context.knobs
+        context, values = self.lattice.context, candidate.values
         asked = (
-            knobs[name].asks
-            for name, value in candidate.values.items()
-            if value not in (knobs[name].default, *(knobs[name].pattern and knobs[name].choices))
+            knob.asks
+            for knob in map(context.knobs.__getitem__, values)
+            if knob.asks_where(values, context)
+            and values[knob.name] not in (knob.default, *(knob.pattern and knob.choices))
         )
         return tuple(dict.fromkeys(filter(None, asked)))
 

@@ -357,9 +357,9 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
     key = key.replace("-", "_")
     if not equals or not value or key not in _CHANGES:
         form = f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}"
-        hint = did_you_mean(key, _CHANGES, most=1) + form
-        if equals and value and key in keys_of("plan"):
-            hint = f"that is another job: plan it by the same command with {flag(key)} {value}"
+        hint = did_you_mean(_WHAT_IF_OF.get(key, key), _CHANGES, most=1) + form
+        if equals and value and key in keys_of("plan").keys() - _WHAT_IF_OF.keys():
+            hint = f"a what-if keeps that: set {flag(key)} and plan again"
         raise JobError(f"{flag('what_if')} {wish}: not a change of the fleet", hint)
     return _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
 
@@ -440,6 +440,8 @@ _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
     **{key: _with_topology(key) for key in TOPOLOGY_KEYS},
 }
 """Key of a what-if -> the change that it is."""
+_WHAT_IF_OF = {"memory_limit": "memory", "network_topology": "topology"}
+"""Key of a job that is one of a fleet -> that of the what-if."""
 
 
 def _front(found: Prediction, choices: Choices, min_fit: float) -> frozenset[int]:

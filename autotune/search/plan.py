@@ -108,14 +108,15 @@ class Plan:
     def enough(self) -> str:
         """A longer budget in whole minutes: for one trial that is compared, else for all trials.
 
-        A share of it is kept to compare.
+        A share of it is kept to compare, at most what all runs of that take.
         """
         compared_s = 2 * MIN_ROUNDS * self.confirm_s
         rest_s = self.used_s + self.least_s - compared_s
         if (self.session.job.budget.time_s or 0.0) >= self.least_s:
             rounds = math.ceil(self.search_trials / self.at_once) - 1
             rest_s += rounds * self.trial_s
-        least_s = max(compared_s / CONFIRM_SHARE, rest_s / (1 - CONFIRM_SHARE))
+        all_s = rest_s + self.confirm_trials * self.confirm_s
+        least_s = max(compared_s / CONFIRM_SHARE, min(rest_s / (1 - CONFIRM_SHARE), all_s))
         return typed_seconds(60 * math.ceil(least_s / 60))
 
     @property

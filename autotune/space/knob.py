@@ -147,6 +147,8 @@ class Knob:
     asks: str = ""
     """What it asks of the user off its default, or with a `pattern` off its choices, beside the
     setting; empty: nothing."""
+    asks_where: Callable[[Knobs, Context], bool] = _always
+    """Whether it asks for that, given the other knobs."""
     source: str = ""
     """Where in the engine that is decided."""
     default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)

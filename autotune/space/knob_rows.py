@@ -1,9 +1,9 @@
 """Knobs as rows of a JSON file: the fields of a knob, with its functions by their names.
 
-`acts` is a condition (`autotune.base.terms`): a name alone is a function, a fact of the context
-or its model (`is_hugging_face`), or a knob that is off its default (`fp8`); a comparison is with a
-value or another knob (`pp>1`, `recompute=full`, `etp!=tp`). `at_most` names what a number
-saturates at: a function, or a fact.
+`acts` and `asks_where` are conditions (`autotune.base.terms`): a name alone is a function, a fact
+of the context or its model (`is_hugging_face`), or a knob that is off its default (`fp8`); a
+comparison is with a value or another knob (`pp>1`, `recompute=full`, `etp!=tp`). `at_most` names
+what a number saturates at: a function, or a fact.
 """
 
 import json
@@ -23,6 +23,7 @@ K = TypeVar("K", bound=Knob)
 Acts = Callable[[Knobs, Context], bool]
 
 _FUNCTIONS = ("fold", "reader")
+_CONDITIONS = ("acts", "asks_where")
 _LISTS = ("choices", "names", "needs_cuda", "more_keys", "switch")
 _FACTS = {field.name for field in fields(Context)}
 _OF_MODEL = {field.name for field in fields(ModelShape)}
@@ -81,8 +82,9 @@ def _knob(name: str, row: Mapping[str, Any], kind: type[K], terms: "_Terms") -> 
         entries["when"] = {other: tuple(values) for other, values in entries["when"].items()}
     if "default_when" in entries:
         entries["default_when"] = {(o, at): value for o, at, value in entries["default_when"]}
-    if "acts" in entries:
-        entries["acts"] = terms.all_of(entries["acts"])
+    for key in _CONDITIONS:
+        if key in entries:
+            entries[key] = terms.all_of(entries[key])
     if "at_most" in row:
         entries["fold"] = terms.at_most(row["at_most"])
     return kind(name=name, **entries)

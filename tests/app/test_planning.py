@@ -269,6 +269,8 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert (found.place, found.n_ranked) == (choices.rank(index), len(choices))
     as_dict = explained_as_dict(found)
     assert (as_dict["rank"], len(as_dict["neighbours"])) == (found.place, len(found.neighbours))
+    as_dict["candidate"].clear()
+    assert found.candidate.values, "a dict is a copy"
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
     assert change.fit_probability >= min_fit
@@ -279,6 +281,18 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert change.step_time_s == min(n.step_time_s for n in fitting)
     micro_batches = {n.value for n in found.neighbours if n.knob == "micro_batch"}
     assert {2, 8} <= micro_batches
+
+
+def test_the_plain_change_that_makes_a_candidate_fit_is_named_before_an_exotic_one():
+    keys = {"model": "llama-3-8b", "seq_len": 8192, "global_batch": 64, "world": 16}
+    outlook = open_outlook(None, keys, FleetWishes(gpu="H100"))
+    found = explain_candidate(outlook, ["zero.stage=2", "micro_batch=2"])
+    nearest, surest = found.nearest_fit, found.cheapest_fit
+    assert (nearest.knob, nearest.value) == ("recompute", "full")
+    assert (surest.knob, surest.is_exotic) == ("sp", True)
+    assert 0.5 < nearest.fit_probability < found.min_fit <= surest.fit_probability
+    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= 0.5]
+    assert min(fitting, key=found.by_use).is_exotic, "by the forecast alone it comes first"
 
 
 def test_every_neighbour_differs_in_its_knob(outlook):

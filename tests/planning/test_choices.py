@@ -304,6 +304,9 @@ def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
     assert not has(compiled)
     assert outlook.asks(compiled) == ("torch.compile to hold",)
     assert outlook.asks(plain) == ()
+    words = "a training script that recomputes every K-th layer alone"
+    for pp, asked in ((1, (words,)), (2, ("the model as DeepSpeed's PipelineModule",))):
+        assert outlook.asks(outlook.read([f"pp={pp}", "recompute=every_2"])[0]) == asked
 
 
 @pytest.fixture(scope="module")

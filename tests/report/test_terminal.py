@@ -315,6 +315,12 @@ def test_a_plan_says_how_many_trials_the_time_has_room_for(tmp_path: Path) -> No
     assert f"comparison; --budget {plan.enough} has room for all" in text
     plan = make_plan(session_of(Study(tmp_path, "s"), make(budget=plan.enough)), History())
     assert "room for" not in printed(print_plan, plan, reasons=True)
+    for budget, n_left in ((138, None), (137, 99)):  # minutes, as each trial takes one
+        session = session_of(Study(tmp_path, "s"), make(budget=f"{budget}m"))
+        figures = {"baseline_trials": 1, "search_trials": 100, "confirm_trials": 37}
+        seconds = {"trial_s": 60.0, "confirm_s": 60.0, "used_s": 0.0, "at_once": 1}
+        plan = dataclasses.replace(plan, session=session, **figures, **seconds)
+        assert (plan.trials_in_time, plan.enough) == (n_left, "138m")
 
 
 @pytest.mark.parametrize(("limit", "is_near"), [("20.5GiB", True), ("24GiB", False)])

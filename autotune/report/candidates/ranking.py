@@ -74,7 +74,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "baseline": way if ranking.baseline else None,
         "from_baseline": way,
         "what_if": [
-            {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
+            {**dataclasses.asdict(variant), "best": dict(ranking.candidates[variant.best].values)}
             for variant in ranking.variants
         ],
     }
@@ -94,7 +94,7 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
     gain = before_s / float(ranking.prediction.step_time_s[first])
     spread = ranking.reach.take(np.array([first])).step_time.over(baseline.reach.step_time)
     return {
-        "candidate": baseline.candidate.values,
+        "candidate": dict(candidate.values),
         "described": baseline.described,
         "is_given": bool(baseline.path),
         "path": baseline.path,
@@ -385,7 +385,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         "asks": list(ranking.outlook.asks(ranking.candidates[index])),
         "is_tried_by_default": ranking.outlook.default_search is None
         or ranking.outlook.default_search.has(ranking.candidates[index]),
-        "candidate": ranking.candidates[index].values,
+        "candidate": dict(ranking.candidates[index].values),
         **figures,
         "pred_gpu_hours_per_billion_tokens": hours,
         "pred_price_per_billion_tokens": outlook.token_price(figures["pred_step_time_s"]),

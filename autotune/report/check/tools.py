@@ -23,7 +23,7 @@ _SCHEMA = (
 )
 _COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "notice"}
 _UNREAD, _NOT_JUDGED = "file.unread", "file.not_judged"
-_NO_RULES = {
+_BESIDE = {
     _UNREAD: "The file cannot be read.",
     _NOT_JUDGED: "Something that decides whether it runs could not be read.",
 }
@@ -79,8 +79,7 @@ def github_lines(run: CheckRun) -> Iterator[str]:
             for name, value in places.items()
             if value is not None
         )
-        is_about_rule = one.rule not in _NO_RULES
-        text = f"{one.message}\nfix: {one.fix}" if is_about_rule else one.message
+        text = f"{one.message}\nfix: {one.fix}" if one.fix else one.message
         yield f"::{_COMMANDS[one.level]} {shown}::{_escaped(text)}"
 
 
@@ -93,7 +92,7 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
     """One run of the tool, with the rules that found something."""
     found = [*_annotations(run)]
     named = {one.rule for one in found}
-    names = [*sorted(named - _NO_RULES.keys()), *(name for name in _NO_RULES if name in named)]
+    names = [*sorted(named - _BESIDE.keys()), *(name for name in _BESIDE if name in named)]
     results = [_result(one, names.index(one.rule)) for one in found]
     driver = {"name": "autotune", "version": __version__, "rules": [*map(_rule, names)]}
     log = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
@@ -101,8 +100,8 @@ def sarif_log(run: CheckRun) -> dict[str, Any]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    if name in _NO_RULES:
-        return {"id": name, "shortDescription": {"text": _NO_RULES[name]}}
+    if name in _BESIDE:
+        return {"id": name, "shortDescription": {"text": _BESIDE[name]}}
     page = page_of(name)
     says = page.says or next((one.says for one in page.examples if one.says), name)
     text = markdown_of(page)
@@ -117,8 +116,7 @@ def _rule(name: str) -> dict[str, Any]:
 def _result(one: _Annotation, rule_index: int) -> dict[str, Any]:
     texts = {_UNREAD: one.message, _NOT_JUDGED: f"Not judged: {one.message}"}
     # Relative to the folder of the run where the path is, as code scanning wants it.
-    is_whole = one.path.is_absolute()
-    uri = one.path.as_uri() if is_whole else quote(os.fsencode(one.path.as_posix()))
+    uri = one.path.as_uri() if one.path.is_absolute() else quote(os.fsencode(one.path.as_posix()))
     region = {"startLine": one.line, "startColumn": one.column or 1}
     place = {"artifactLocation": {"uri": uri}, "region": region}
     return {

@@ -280,7 +280,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
     ],
 )
 def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, words):
-    """Every run cancels one under a search, below."""
+    """That one is cancelled is asked below, under a search."""
     job = allocate("-N2", "--requeue" if "requeue" in command else "--no-requeue")
     fleet = GangFleet(SlurmTransport(job, NO_OPTIONS), world=2)
     with contextlib.closing(fleet):
