@@ -47,12 +47,8 @@ from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.statistics import MIN_SAMPLES, median_interval
 
 _CAUSES_FIRST = (
-    Outcome.OOM,
-    Outcome.INVALID,
-    Outcome.NONFINITE,
-    Outcome.LAUNCH,
-    Outcome.CRASH,
-    Outcome.COMM,
+    *(Outcome.OOM, Outcome.INVALID, Outcome.NONFINITE),
+    *(Outcome.LAUNCH, Outcome.CRASH, Outcome.COMM),
 )
 """A rank that fails takes the others down with communication errors: those are never the cause."""
 

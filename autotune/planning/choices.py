@@ -146,10 +146,9 @@ def ranked(
 
 
 def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
-    if not len(times_s):
-        return np.zeros(0, np.intp)
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
-    least_s = times_s[is_exotic == is_exotic.all()].min()  # of the plain ones, where there are
+    is_reference = is_exotic == is_exotic.all()  # the plain ones, where there are
+    least_s = times_s[is_reference].min(initial=np.inf)
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
     behind = np.zeros(len(times_s), np.intp)
     for level, (group, lead) in enumerate(((is_exotic, TIE), (is_unproven, _LEAST_LEAD)), 1):

@@ -72,19 +72,17 @@ def _complete(row: dict[str, Any], named: Mapping[str, Any]) -> None:
 
 def _knob(name: str, row: Mapping[str, Any], kind: type[K], terms: "_Terms") -> K:
     entries = {key: value for key, value in row.items() if key not in ("why", "at_most")}
-    for key in _FUNCTIONS:
-        if key in entries:
-            entries[key] = terms.named[entries[key]]
-    for key in _LISTS:
-        if key in entries:
-            entries[key] = tuple(entries[key])
+    readers: dict[str, Callable[[Any], Any]] = {
+        **dict.fromkeys(_FUNCTIONS, terms.named.__getitem__),
+        **dict.fromkeys(_LISTS, tuple),
+        **dict.fromkeys(_CONDITIONS, terms.all_of),
+    }
+    for key in entries.keys() & readers.keys():
+        entries[key] = readers[key](entries[key])
     if "when" in entries:
         entries["when"] = {other: tuple(values) for other, values in entries["when"].items()}
     if "default_when" in entries:
         entries["default_when"] = {(o, at): value for o, at, value in entries["default_when"]}
-    for key in _CONDITIONS:
-        if key in entries:
-            entries[key] = terms.all_of(entries[key])
     if "at_most" in row:
         entries["fold"] = terms.at_most(row["at_most"])
     return kind(name=name, **entries)
