@@ -293,6 +293,9 @@ def test_the_plain_change_that_makes_a_candidate_fit_is_named_before_an_exotic_o
     assert 0.5 < nearest.fit_probability < found.min_fit <= surest.fit_probability
     fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= 0.5]
     assert min(fitting, key=found.by_use).is_exotic, "by the forecast alone it comes first"
+    chance = np.array([nearest.fit_probability + 0.01])
+    surer = dataclasses.replace(found.prediction, fit_probability=chance)
+    assert dataclasses.replace(found, prediction=surer).nearest_fit.fit_probability > chance
 
 
 def test_every_neighbour_differs_in_its_knob(outlook):
