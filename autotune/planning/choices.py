@@ -147,8 +147,7 @@ def ranked(
 
 def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
-    is_reference = is_exotic == is_exotic.all()  # the plain ones, where there are
-    least_s = times_s[is_reference].min(initial=np.inf)
+    least_s = times_s[is_exotic == is_exotic.all()].min(initial=np.inf)  # of plain ones, if any
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
     behind = np.zeros(len(times_s), np.intp)
     for level, (group, lead) in enumerate(((is_exotic, TIE), (is_unproven, _LEAST_LEAD)), 1):

@@ -430,8 +430,7 @@ def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
 
 
 _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
-    "bandwidth": _with_link("network"),
-    "network": _with_link("network"),
+    **dict.fromkeys(("bandwidth", "network"), _with_link("network")),
     "nvlink": _with_link("nvlink"),
     "gpu": _with_gpu,
     "memory": _with_memory,
