@@ -164,7 +164,7 @@ def test_the_best_of_a_stage_is_called_by_the_stage_that_it_has(tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("name: sharded\nknobs: {zero.stage: [1, 2, 3], micro_batch: [1, 2, 4]}\n")
     alone = {**JOB, "model": "qwen3-0.6b", "world": 1, "global_batch": 32, "space": str(space)}
-    found = rank_lattice(open_outlook(None, alone, FleetWishes(gpu="RTX-4090")))
+    found = rank_lattice(open_outlook(None, alone, H100))
     best = best_of_kinds(found.prediction, found.choices)
     stages = {kind: i for kind, i in best.items() if kind.startswith("ZeRO")}
     assert stages
