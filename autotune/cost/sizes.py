@@ -155,8 +155,10 @@ def sizes_of(p: Plans) -> Sizes:
     most = np.ceil((p.n_layers + p.n_mtp_layers) / p.pp)
     most = np.minimum(most, p.n_layers)
     stage_layers = np.where(np.greater(p.most_stage_layers, 0), p.most_stage_layers, most)
-    # Dense layers are the first ones: the fullest stage has them if there are no others.
-    stage_dense = np.maximum(0.0, n_dense - (p.n_layers - stage_layers))
+    # Dense layers are the first ones: the fullest stage has them if it is the first itself, as one
+    # of two is.
+    before = np.where(np.equal(p.pp, 2), 0.0, p.n_layers - stage_layers)
+    stage_dense = np.clip(n_dense - before, 0.0, stage_layers)
     fullest = stage(stage_layers, stage_dense, held_vocab_params, is_last_full)
     first = last = fullest
     last_layers = np.floor(p.n_layers / p.pp)
