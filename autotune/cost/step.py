@@ -97,10 +97,14 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     fetched_s = gather_s + traffic.offloaded_params_s(p, s, c)
     fetch = micro_batches * _hidden(mean_s, fetched_s, prefetches, c, takes) - gather
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
+    idle_s = of_layers(lambda layer: layer.layer_s - layer.device_s)
     backward_s = of_layers(lambda layer: layer.times.backward_s)
-    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes)
+    # A third of a layer's launches are those of its forward pass.
+    reduce = reductions * _hidden(
+        backward_s, reduce_s, p.overlap_reduce, c, takes, idle_s * 2.0 / 3.0
+    )
     forward_s = of_layers(lambda layer: layer.times.forward_s)
-    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes)
+    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes, idle_s / 3.0)
     # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
     offload_step = _hidden(update_s, traffic.offload_step_s(p, s, c), p.overlap_offload, c, 0.0)
     offload_micro = micro_batches * np.maximum(
@@ -260,16 +264,25 @@ def _taken_from_kernels(p: Plans) -> Column:
 
 
 def _hidden(
-    compute_s: Column, comm_s: Column, overlaps: Column, c: Constants, takes: Column = 1.0
+    compute_s: Column,
+    comm_s: Column,
+    overlaps: Column,
+    c: Constants,
+    takes: Column = 1.0,
+    idle_s: Column = 0.0,
 ) -> Column:
     """Seconds that communication adds: part of them where it `overlaps`, else all."""
-    return np.where(overlaps, _exposed(compute_s, comm_s, c, takes), comm_s)
+    return np.where(overlaps, _exposed(compute_s, comm_s, c, takes, idle_s), comm_s)
 
 
-def _exposed(compute_s: Column, comm_s: Column, c: Constants, takes: Column = 1.0) -> Column:
+def _exposed(
+    compute_s: Column, comm_s: Column, c: Constants, takes: Column = 1.0, idle_s: Column = 0.0
+) -> Column:
     """Seconds that communication adds to the computation that it overlaps with.
 
-    `takes`: what it takes from the kernels, over what is usual.
+    `takes`: what it takes from the kernels, over what is usual. In `idle_s` the device waits for
+    its host, and there is nothing to take.
     """
-    shorter = np.minimum(compute_s, comm_s)
-    return comm_s - shorter + takes * c.overlap_share * shorter
+    elapsed_s = compute_s + idle_s
+    shorter = np.minimum(elapsed_s, comm_s)
+    return comm_s - shorter * (1.0 - takes * c.overlap_share * compute_s / elapsed_s)
