@@ -97,11 +97,13 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     fetched_s = gather_s + traffic.offloaded_params_s(p, s, c)
     fetch = micro_batches * _hidden(mean_s, fetched_s, prefetches, c, takes) - gather
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
+    # Stage 3's gathers hide behind the same kernels, over the same links.
+    free = np.where(prefetches, 1.0 - np.minimum(1.0, gather_s / mean_s), 1.0)
     idle_s = of_layers(lambda layer: layer.layer_s - layer.device_s)
     backward_s = of_layers(lambda layer: layer.times.backward_s)
     # A third of a layer's launches are those of its forward pass.
     reduce = reductions * _hidden(
-        backward_s, reduce_s, p.overlap_reduce, c, takes, idle_s * 2.0 / 3.0
+        free * backward_s, reduce_s, p.overlap_reduce, c, takes, free * idle_s * 2.0 / 3.0
     )
     forward_s = of_layers(lambda layer: layer.times.forward_s)
     gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes, idle_s / 3.0)
@@ -285,4 +287,5 @@ def _exposed(
     """
     elapsed_s = compute_s + idle_s
     shorter = np.minimum(elapsed_s, comm_s)
-    return comm_s - shorter * (1.0 - takes * c.overlap_share * compute_s / elapsed_s)
+    kernels = compute_s / np.maximum(elapsed_s, 1e-12)
+    return comm_s - shorter * (1.0 - takes * c.overlap_share * kernels)
