@@ -48,6 +48,8 @@ PREDICTED = (
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )
 """Knobs whose values the cost model tells apart by more than its error."""
+_MASKED = ("eager", "sdpa")
+"""Implementations of attention that take a window as a mask."""
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """Columns as of torchtitan's compiled blocks: fused but for what breaks the graph."""
@@ -85,7 +87,7 @@ def plans_of(
     model: Mapping[str, Column] = unseen_model_columns(job) if not needs_shape else {}
     if needs_shape:
         model = rows.alike(
-            lambda c: (c.layers, c.get("attention")), lambda kind: _trained_columns(job, *kind)
+            lambda c: (c.layers, _attention(c, job)), lambda kind: _trained_columns(job, *kind)
         )
     columns = {
         **_ENGINE,
@@ -164,14 +166,29 @@ def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) ->
     return float(not is_split)
 
 
-def _trained_columns(job: Job, layers: int | None, attention: object) -> dict[str, float]:
+def _attention(candidate: Candidate, job: Job) -> str:
+    """The implementation of attention that a candidate runs: a script's, where no knob says.
+
+    Our own pipeline's stages take torch's fused function.
+    """
+    if candidate.pp > 1:
+        return "sdpa"
+    found = str(_value(candidate, "attention"))
+    if found == "default" and job.script is not None:
+        found = str(job.script.measured.read_back.get("attention") or found)
+    if found == "default":
+        return "sdpa" if "sdpa" in job.model.attention else "eager"
+    return found
+
+
+def _trained_columns(job: Job, layers: int | None, attention: str) -> dict[str, float]:
     """The columns of the model as transformers trains it.
 
-    It builds no layers that predict further tokens. Windows save time in FlashAttention alone:
-    torch's kernels are given them as a mask, and compute every score (masking_utils.py).
+    It builds no layers that predict further tokens. Windows save time in kernels of others, such
+    as FlashAttention: torch's are given them as a mask, and compute every score (masking_utils.py).
     """
     columns = {**model_columns(job, layers), "n_mtp_layers": 0.0}
-    return columns if attention == "flash_attention_2" else {**columns, "n_windowed_layers": 0.0}
+    return {**columns, "n_windowed_layers": 0.0} if attention in _MASKED else columns
 
 
 def _lengths(rows: _Rows) -> dict[str, Column]:
@@ -310,7 +327,6 @@ def _zero(rows: _Rows) -> dict[str, Floats]:
 
 def _kernels(rows: _Rows) -> dict[str, Floats]:
     copies = _activation_copies(rows.job.model.source.get("config") or {})
-    eager = ("eager",) if "sdpa" in rows.job.model.attention else ("eager", "default")
     is_compiled = rows.of(lambda c: _value(c, "compile") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
@@ -320,7 +336,7 @@ def _kernels(rows: _Rows) -> dict[str, Floats]:
         ),
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": rows.of(lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": rows.of(lambda c: c.get("attention") not in eager),
+        "flash_attention": rows.of(lambda c: _attention(c, rows.job) != "eager"),
         # The knob acts on CPU ranks alone.
         "clears_pages": rows.of(lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": rows.of(lambda c: c.get("host_allocator") == "keep"),
