@@ -68,7 +68,7 @@ def kept_bytes(p: Plans, s: Sizes) -> Column:
 
 def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     """Kept by the layers of the first, the fullest, the last stage; and a running layer's own."""
-    found = []
+    found: list[tuple[Column, Column]] = []
     for kind, layers in (
         (LayerKind.DENSE, s.n_dense_layers),
         (LayerKind.MIXTURE, s.n_mixture_layers),

@@ -184,8 +184,8 @@ def _attention(candidate: Candidate, job: Job) -> str:
 def _trained_columns(job: Job, layers: int | None, attention: str) -> dict[str, float]:
     """The columns of the model as transformers trains it.
 
-    It builds no layers that predict further tokens. Windows save time in kernels of others, such
-    as FlashAttention: torch's are given them as a mask, and compute every score (masking_utils.py).
+    It builds no layers that predict further tokens. Windows save time in kernels such as
+    FlashAttention: torch's are given them as a mask, and compute every score (masking_utils.py).
     """
     columns = {**model_columns(job, layers), "n_mtp_layers": 0.0}
     return {**columns, "n_windowed_layers": 0.0} if attention in _MASKED else columns
