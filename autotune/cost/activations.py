@@ -90,12 +90,10 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         on_way = 2.0 * p.offloaded_activations * kept_bytes
         found.append((exists * kept_bytes, exists * (gradients + again + on_way)))
     (dense, dense_working), (mixture, mixture_working) = found
-    stages = (
-        (s.first.dense_layers, s.first.mixture_layers),
-        (s.fullest.dense_layers, s.fullest.mixture_layers),
-        (s.last.dense_layers, s.last.mixture_layers),
+    first, fullest, last = (
+        stage.dense_layers * dense + stage.mixture_layers * mixture
+        for stage in (s.first, s.fullest, s.last)
     )
-    first, fullest, last = (n * dense + m * mixture for n, m in stages)
     return first, fullest, last, np.maximum(mixture_working, dense_working)
 
 

@@ -260,8 +260,7 @@ class Plans(PlanColumns):
     expert_tp: Column = 0.0
     """Tensor parallel degree of the experts; 0: `tp`."""
     most_stage_layers: Column = 0.0
-    """Layers of the fullest pipeline stage between the ends, of two the fuller; 0: the layers are
-    split evenly, those that predict further tokens come on top."""
+    """Layers of the fullest pipeline stage between the ends, or of two; 0: an even split."""
     first_stage_layers: Column = 0.0
     """Layers of the stage with the embedding, where `most_stage_layers` says that they are not
     split evenly; it may have none."""

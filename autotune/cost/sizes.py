@@ -157,8 +157,7 @@ def sizes_of(p: Plans) -> Sizes:
     further = p.n_mtp_layers * np.greater(np.mod(p.n_layers, p.pp), 0)
     most = np.minimum(np.ceil((p.n_layers + further) / p.pp), p.n_layers)
     stage_layers = np.where(given, p.most_stage_layers, most)
-    # Dense layers are the first ones: the fullest stage has them if it is the first itself, as one
-    # of two is.
+    # Dense layers are the first ones: the fullest stage has them if it is the first, as of two.
     before = np.where(np.equal(p.pp, 2), 0.0, p.n_layers - stage_layers)
     stage_dense = np.clip(n_dense - before, 0.0, stage_layers)
     fullest = stage(stage_layers, stage_dense, held_vocab_params, is_last_full)
@@ -171,10 +170,9 @@ def sizes_of(p: Plans) -> Sizes:
         )
         has_mtp = np.greater(p.n_mtp_layers, 0)
         left = np.maximum(0.0, p.n_layers - (p.pp - 1.0) * stage_layers)
-        last_layers = np.where(has_mtp, left, last_layers)
-        held_layers = np.where(has_mtp, left, stage_layers)
         last_layers, held_layers = (
-            np.where(given, p.last_stage_layers, layers) for layers in (last_layers, held_layers)
+            np.where(given, p.last_stage_layers, np.where(has_mtp, left, layers))
+            for layers in (last_layers, stage_layers)
         )
         # The embedding is needed there too, for the inputs of further tokens.
         again = np.where(np.greater(p.pp, 1), has_mtp * vocab_params, 0.0)

@@ -78,9 +78,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     head = heads * (logits + tensor_head_s) + p.n_mtp_layers * join_s(p, s, c)
     slowest, total_s = _stages_s(p, s, layers, head)
     micro_batches = p.grad_accum
-    fill_s = np.maximum(0.0, total_s - slowest) / p.vp
     mean_s = total_s / p.pp
-    bubble = micro_batches * (slowest - mean_s) + fill_s
+    bubble = micro_batches * (slowest - mean_s) + np.maximum(0.0, total_s - slowest) / p.vp
 
     def of_layers(seconds: Callable[[_Layer], Column]) -> Column:
         """Sum over the layers of a mean stage, for one micro-batch."""
@@ -99,12 +98,10 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
     # Stage 3's gathers hide behind the same kernels, over the same links.
     free = np.where(prefetches, 1.0 - np.minimum(1.0, gather_s / mean_s), 1.0)
-    idle_s = of_layers(lambda layer: layer.layer_s - layer.device_s)
-    backward_s = of_layers(lambda layer: layer.times.backward_s)
+    idle_s = free * of_layers(lambda layer: layer.layer_s - layer.device_s)
+    backward_s = free * of_layers(lambda layer: layer.times.backward_s)
     # A third of a layer's launches are those of its forward pass.
-    reduce = reductions * _hidden(
-        free * backward_s, reduce_s, p.overlap_reduce, c, takes, free * idle_s * 2.0 / 3.0
-    )
+    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes, idle_s / 1.5)
     forward_s = of_layers(lambda layer: layer.times.forward_s)
     gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes, idle_s / 3.0)
     # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
@@ -162,7 +159,7 @@ def _layer(
     p: Plans, s: Sizes, c: Constants, kind: LayerKind, tensor_s: Column, context_s: Column
 ) -> _Layer:
     times = layer_times(p, s, c, kind)
-    context_s = _exposed(times.attention_s, context_s, c) + traffic.waiting_context_s(p, s, c)
+    context_s = _hidden(times.attention_s, context_s, 1.0, c) + traffic.waiting_context_s(p, s, c)
     expert_s = _routing_s(p, s, c, times) if kind == LayerKind.MIXTURE else 0.0
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
@@ -273,19 +270,12 @@ def _hidden(
     takes: Column = 1.0,
     idle_s: Column = 0.0,
 ) -> Column:
-    """Seconds that communication adds: part of them where it `overlaps`, else all."""
-    return np.where(overlaps, _exposed(compute_s, comm_s, c, takes, idle_s), comm_s)
-
-
-def _exposed(
-    compute_s: Column, comm_s: Column, c: Constants, takes: Column = 1.0, idle_s: Column = 0.0
-) -> Column:
-    """Seconds that communication adds to the computation that it overlaps with.
+    """Seconds that communication adds: all of it, less what hides where it `overlaps`.
 
     `takes`: what it takes from the kernels, over what is usual. In `idle_s` the device waits for
     its host, and there is nothing to take.
     """
     elapsed_s = compute_s + idle_s
-    shorter = np.minimum(elapsed_s, comm_s)
+    shorter = np.where(overlaps, np.minimum(elapsed_s, comm_s), 0.0)
     kernels = compute_s / np.maximum(elapsed_s, 1e-12)
     return comm_s - shorter * (1.0 - takes * c.overlap_share * kernels)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,8 +47,6 @@ PREDICTED = (
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )
 """Knobs whose values the cost model tells apart by more than its error."""
-_MASKED = ("eager", "sdpa")
-"""Implementations of attention that take a window as a mask."""
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """Columns as of torchtitan's compiled blocks: fused but for what breaks the graph."""
@@ -139,17 +136,16 @@ class _Rows:
         first = of_kind[kinds.distinct[0]]
         if len(of_kind) == 1:
             return dict(first)
-        return {name: kinds.of(partial(_column, of_kind, name)) for name in first}
+        return {
+            name: kinds.of({k: row[name] for k, row in of_kind.items()}.__getitem__)
+            for name in first
+        }
 
 
 def _value(candidate: Candidate, knob: str) -> KnobValue:
     """A knob's value; its default where it does not act."""
     value = candidate.get(knob)
     return KNOBS[knob].default if value is None else value
-
-
-def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> float:
-    return of_kind[kind][name]
 
 
 def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) -> float:
@@ -162,23 +158,16 @@ def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) ->
     head = candidate.get("tp.head")
     if head is None:
         return float(environment.accelerator == "cpu")
-    is_split = head == "split" or (head == "default" and job.model.shape.tied_embeddings)
-    return float(not is_split)
+    return float(head != "split" and not (head == "default" and job.model.shape.tied_embeddings))
 
 
 def _attention(candidate: Candidate, job: Job) -> str:
-    """The implementation of attention that a candidate runs: a script's, where no knob says.
-
-    Our own pipeline's stages take torch's fused function.
-    """
-    if candidate.pp > 1:
-        return "sdpa"
-    found = str(_value(candidate, "attention"))
+    """The attention that a candidate runs, a script's own too; stages take torch's fused one."""
+    found = "sdpa" if candidate.pp > 1 else str(_value(candidate, "attention"))
     if found == "default" and job.script is not None:
         found = str(job.script.measured.read_back.get("attention") or found)
-    if found == "default":
-        return "sdpa" if "sdpa" in job.model.attention else "eager"
-    return found
+    usual = "sdpa" if "sdpa" in job.model.attention else "eager"
+    return usual if found == "default" else found
 
 
 def _trained_columns(job: Job, layers: int | None, attention: str) -> dict[str, float]:
@@ -188,7 +177,7 @@ def _trained_columns(job: Job, layers: int | None, attention: str) -> dict[str, 
     FlashAttention: torch's are given them as a mask, and compute every score (masking_utils.py).
     """
     columns = {**model_columns(job, layers), "n_mtp_layers": 0.0}
-    return {**columns, "n_windowed_layers": 0.0} if attention in _MASKED else columns
+    return columns | ({"n_windowed_layers": 0.0} if attention in ("eager", "sdpa") else {})
 
 
 def _lengths(rows: _Rows) -> dict[str, Column]:
@@ -196,10 +185,11 @@ def _lengths(rows: _Rows) -> dict[str, Column]:
     job = rows.job
     if job.lengths.kind != "histogram":
         return {}
-    padded = partial(job.lengths.mean_padded, job.global_batch)
     return {
         "seq_len": float(job.lengths.longest_padded),
-        "padded_seq_len": rows.of(lambda candidate: padded(candidate.micro_batch)),
+        "padded_seq_len": rows.of(
+            lambda c: job.lengths.mean_padded(job.global_batch, c.micro_batch)
+        ),
     }
 
 

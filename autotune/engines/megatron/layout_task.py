@@ -165,10 +165,7 @@ def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
 
 
 def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts]:
-    """Layers of the first, the last and the fullest pipeline rank between; 0 if all have as many.
-
-    Of two ranks the fuller one stands for those between.
-    """
+    """Layers of the first, the last and the fullest rank between, if any; 0 if all are alike."""
     uneven = ("stages", "first_stage_layers", "last_stage_layers", "ends_as_layers")
     names = (*uneven, "pp", "vp")
     keys = np.stack([rows[name] for name in names])
