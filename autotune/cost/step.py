@@ -272,8 +272,7 @@ def _hidden(
 ) -> Column:
     """Seconds that communication adds: all of it, less what hides where it `overlaps`.
 
-    `takes`: what it takes from the kernels, over what is usual. In `idle_s` the device waits for
-    its host, and there is nothing to take.
+    `takes`: what it takes from the kernels, over what is usual; in `idle_s` none of them runs.
     """
     elapsed_s = compute_s + idle_s
     shorter = np.where(overlaps, np.minimum(elapsed_s, comm_s), 0.0)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,8 +59,7 @@ _HAS_GROUPED_PRODUCTS = re.compile(r"\bG?[HB]\d{2,3}\b")
 """Names of devices of NVIDIA from Hopper on."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
 """Intermediate results that a function's backward pass needs, beside its input and its result.
-Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
-"""
+Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml (what is kept)."""
 
 
 def plans_of(
@@ -73,9 +73,8 @@ def plans_of(
     """The candidates in columns, in their order.
 
     A knob that does not act is at the value that changes nothing. The model knows nothing of the
-    ratio of offload, ZenFlow and binding to cores: candidates that differ in
-    these alone look alike. Arguments and errors are those of `Engine.plans`; the table of
-    accelerators is the shipped one by default.
+    ratio of offload, ZenFlow and binding to cores: candidates that differ in these alone look
+    alike. Arguments and errors are those of `Engine.plans`; the shipped table is the default.
     """
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")
@@ -136,24 +135,20 @@ class _Rows:
         first = of_kind[kinds.distinct[0]]
         if len(of_kind) == 1:
             return dict(first)
-        return {
-            name: kinds.of({k: row[name] for k, row in of_kind.items()}.__getitem__)
-            for name in first
-        }
+        by_name = {name: {kind: row[name] for kind, row in of_kind.items()} for name in first}
+        return {name: kinds.of(values.__getitem__) for name, values in by_name.items()}
 
 
 def _value(candidate: Candidate, knob: str) -> KnobValue:
     """A knob's value; its default where it does not act."""
-    value = candidate.get(knob)
-    return KNOBS[knob].default if value is None else value
+    return KNOBS[knob].default if (value := candidate.get(knob)) is None else value
 
 
 def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) -> float:
     """Whether tensor parallel ranks each have the logits of the whole vocabulary.
 
     AutoTP gathers the head's output, unless it is asked not to, or the head is the embedding.
-    Source: DeepSpeed, runtime/engine.py, _apply_autotp_partitioning; module_inject/layers.py,
-    LinearLayer.
+    Source: DeepSpeed, runtime/engine.py, _apply_autotp_partitioning; module_inject/layers.py.
     """
     head = candidate.get("tp.head")
     if head is None:
@@ -185,11 +180,10 @@ def _lengths(rows: _Rows) -> dict[str, Column]:
     job = rows.job
     if job.lengths.kind != "histogram":
         return {}
+    padded = partial(job.lengths.mean_padded, job.global_batch)
     return {
         "seq_len": float(job.lengths.longest_padded),
-        "padded_seq_len": rows.of(
-            lambda c: job.lengths.mean_padded(job.global_batch, c.micro_batch)
-        ),
+        "padded_seq_len": rows.of(lambda candidate: padded(candidate.micro_batch)),
     }
 
 
