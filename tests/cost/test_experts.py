@@ -297,3 +297,10 @@ def test_two_buffers_that_stay_leave_no_holes() -> None:
     )
     assert fixed.allocated_bytes[0] == pytest.approx(fresh.allocated_bytes[0])
     assert fixed.fragmentation_bytes[0] < fresh.fragmentation_bytes[0]
+
+
+def test_a_model_without_dense_layers_is_the_same_beside_one_that_has_them() -> None:
+    wide = {"dense_ffn_hidden": 200_000.0, "recompute": 1.0, "recomputes_mlp": 1.0}
+    both = predict(deepseek(**wide, n_dense_layers=np.array([0.0, 3.0])), load_constants())
+    alone = predict(deepseek(**wide, n_dense_layers=np.array([0.0])), load_constants())
+    assert both.peak_memory_bytes[0] == alone.peak_memory_bytes[0]
