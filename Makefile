@@ -14,7 +14,10 @@ GPU    ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-thorough bless check lint chaos fuzz format install extensions versions pythons examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
+.PHONY: help demo test test-thorough bless check lint chaos fuzz format install extensions versions pythons examples docs docs-serve gpu-wheels gpu-accept gpu-offline record keys constructors clean
+
+help:  ## what `make` can do
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)

@@ -22,7 +22,7 @@ TIME_PRIORS: Mapping[str, float] = {
     "low_precision_share": 0.6,
     "grouped_traffic": 0.5,
     "routed_traffic": 0.5,
-    # Counted in Megatron's sources: other frameworks' mixtures must not bend it at will.
+    # A count of kernels: the few mixtures of another framework must not double it for all.
     "routing_kernels": 0.4,
     "expert_launch_s": 0.7,
     "all_to_all_share": 0.5,

@@ -69,9 +69,8 @@ class CheckFlags:
         for name, value, known in flags:
             if value is not None and value not in known:
                 guess = did_you_mean(value, known, most=1)
-                raise JobError(
-                    f"{flag(name)} {value} is not known", f"{guess}say one of {', '.join(known)}"
-                )
+                one_of = ", ".join(known)
+                raise JobError(f"{flag(name)} {value} is not known", f"{guess}say one of {one_of}")
         if self.world is not None and not 1 <= self.world <= _MOST_ACCELERATORS:
             raise JobError.of("app.world_out_of_range", world=self.world, most=_MOST_ACCELERATORS)
         if self.deepspeed_version is not None:

@@ -1,11 +1,12 @@
 """What a job would run and read, said before it does, and asked where the job is not one's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Ask, Say
 from autotune.job.job import JobText, given_keys
 from autotune.job.origin import code_of, deeds_of, is_inside, is_ours
 
@@ -15,8 +16,8 @@ def agree_to_job(
     flags: Mapping[str, Any],
     *,
     is_trusted: bool,
-    say: Callable[[str], None],
-    ask: Callable[[str], bool] | None,
+    say: Say,
+    ask: Ask | None,
     key: str = "job",
 ) -> JobText | None:
     """Say which code a job imports; ask where the job's file is none of the working folder.
@@ -46,7 +47,7 @@ def agree_to_job(
     return text
 
 
-def refuse_of_others(file: Path, deed: str | None) -> None:
+def refuse_if_of_another_user(file: Path, deed: str | None) -> None:
     """Refuse a file of a recorded study that is somebody else's and does something.
 
     Raises:
@@ -57,20 +58,12 @@ def refuse_of_others(file: Path, deed: str | None) -> None:
     raise JobError.of("app.of_another_user", file=file, deed=deed)
 
 
-def _ask_for(
-    named: str,
-    folder: Path,
-    deeds: list[str],
-    say: Callable[[str], None],
-    ask: Callable[[str], bool] | None,
-) -> None:
+def _ask_for(named: str, folder: Path, deeds: list[str], say: Say, ask: Ask | None) -> None:
     listed = "".join(f"\n  {deed}" for deed in deeds)
     message = f"{named}: is not a file of yours in {folder} or below, and{listed}"
     if ask is not None:
         say(message)
         if ask("Trust it?"):
             return
-    raise JobError(
-        message if ask is None else f"{named}: not trusted",
-        f"look into it, and give {switch('trust_job')} if you trust it",
-    )
+    refusal = message if ask is None else f"{named}: not trusted"
+    raise JobError(refusal, f"look into it, and give {switch('trust_job')} if you trust it")

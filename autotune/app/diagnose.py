@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from autotune.app.steering import steer
 from autotune.app.studies import explain_trial
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Say
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Role
 from autotune.cost.constants import constants_of
@@ -23,7 +24,6 @@ from autotune.engines.base import Engine
 from autotune.engines.launches.line import in_short
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.observed import Observed
-from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.report.candidates.ranking import MEMORY_PARTS
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis
@@ -41,7 +41,6 @@ from autotune.space.knobs import describe_difference
 _Changes = dict[tuple[tuple[str, KnobValue], ...], ProposedChange]
 _PARTS = tuple(name.removesuffix("_bytes") for name in (*MEMORY_PARTS, "host_bytes"))
 """Parts of memory that are named: those of the peak of a device, and what lies on the host."""
-NOT_TYPED: Mapping[str, Any] = {}
 N_CHANGES = 5
 """Changes that are named: those with the largest predicted gain."""
 
@@ -52,10 +51,10 @@ def diagnose(
     *,
     results: Path,
     fresh: bool,
-    note: Callable[[str], None],
+    note: Say,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
-    typed: Mapping[str, Any] = NOT_TYPED,
+    typed: Mapping[str, Any] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command as it is for a few steps, and say what it does.
 
@@ -96,7 +95,11 @@ def diagnose(
         result = script.measured
     if result is None:
         raise StudyError.of("app.command_not_run", study=study, fresh=switch("fresh"))
-    explanation = _explained(study, 0 if first is None else first.number, notes)
+    explanation = None
+    try:
+        explanation = explain_trial(study, 0 if first is None else first.number)
+    except StudyError as error:
+        notes.append(error.message)
     changes, table = _Changes(), read_story(study).table[:1]
     if steering is not None and result.step_time_s:
         # What disturbs the run, and what the model misses everywhere, is no gain of any change.
@@ -117,7 +120,7 @@ def diagnose(
         is_predicted=steering is not None,
         changes=_best_of(changes),
         notes=tuple(notes),
-        search=_search_command(command, {**flags, "results": results, **typed}),
+        search=_search_command(command, {**flags, "results": results, **(typed or {})}),
     )
 
 
@@ -164,18 +167,7 @@ def _other_limit(session: Session, script: Observed) -> JobError:
     return JobError.of("app.other_memory_limit", fresh=switch("fresh"))
 
 
-def _explained(study: Study, number: int, notes: list[str]) -> Explanation | None:
-    """What the run of the command explains; where it explains nothing, a note says why."""
-    try:
-        return explain_trial(study, number)
-    except StudyError as error:
-        notes.append(error.message)
-        return None
-
-
-def _run_own(
-    session: Session, engine: Engine, baseline: Candidate, note: Callable[[str], None]
-) -> None:
+def _run_own(session: Session, engine: Engine, baseline: Candidate, note: Say) -> None:
     """Run the command's own layout as trial 0.
 
     Raises:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.base.files import write_text
@@ -21,7 +20,6 @@ from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.step import StepTimes
 from autotune.cost.table import TABLE_HINT, TableRows, read_table, rows_to_plans
-from autotune.cost.traits import Meter
 from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
@@ -179,12 +177,15 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
     facts = errors.facts_of(read.frameworks, read.accelerators, read.open, read.fewest_logit_bytes)
     reach = errors.reach(predicted, facts)
     predicted = reach.judge(predicted)
+    # Each peak by its meter, and of the stage whose memory the row has.
+    by_meter = [getattr(predicted.memory, meter) for meter in METERS]
+    shown_bytes = np.choose([METERS.index(meter) for meter in read.meters], by_meter)
     columns: dict[str, Any] = {
         "pred_step_time_s": predicted.step_time_s,
         "pred_step_time_low_s": predicted.step_time_s * np.exp(-reach.step_time.low),
         "pred_step_time_high_s": predicted.step_time_s * np.exp(reach.step_time.high),
         "pred_tokens_per_s_per_gpu": tokens / world / predicted.step_time_s,
-        "pred_peak_memory_gb": _shown_peaks(predicted, read.meters) / _GIB,
+        "pred_peak_memory_gb": shown_bytes / _GIB,
         "pred_fit_probability": predicted.fit_probability,
         "pred_host_memory_gb": predicted.host_memory_bytes / _GIB,
     }
@@ -200,10 +201,3 @@ def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[st
         | {"assumed": f"interval={reach.evidence_at(i)}"}
         for i in range(len(plans))
     ]
-
-
-def _shown_peaks(predicted: Prediction, meters: Sequence[Meter]) -> NDArray[np.float64]:
-    """Peaks in bytes, each by its meter and of the stage whose memory the row has."""
-    by_meter = [getattr(predicted.memory, meter) for meter in METERS]
-    found: NDArray[np.float64] = np.choose([METERS.index(meter) for meter in meters], by_meter)
-    return found

@@ -2,14 +2,15 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.consent import refuse_of_others
+from autotune.app.consent import refuse_if_of_another_user
 from autotune.base.errors import StudyError
 from autotune.base.flags import switch
+from autotune.base.text import Say
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
@@ -43,11 +44,7 @@ class Chosen:
 
 
 def find_chosen(
-    study: Study,
-    *,
-    trial: int | None,
-    allow_loss_drift: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    study: Study, *, trial: int | None, allow_loss_drift: bool = False, note: Say = lambda _: None
 ) -> Chosen:
     """What a study hands out, or the configuration of the trial of a number.
 
@@ -103,14 +100,17 @@ def find_chosen(
     )
     _check_answers(session, trials[number])
     engine = session.engine_of(candidate)
-    claim = _claim(answer, number, candidate)
+    claim, result = _claim(answer, number, candidate), trials[number].result
+    names = dict.fromkeys(
+        device.rpartition(":")[0] for device in (result and result.devices) or ()
+    )
     handout = dataclasses.replace(
         handout_of(candidate, engine=engine, job=job, environment=environment),
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
         soak=_soak_of(study, candidate, engine),
-        hosts=_hosts_of(trials[number]),
+        hosts=[name for name in names if name != THIS_MACHINE],
         **_figures(answer, trials[number], candidate, history.spread),
         guard=(guard or NOT_COMPARED) if facts.guard_steps else None,
         carried=[] if job.script is None else _carried_in(trials[number]),
@@ -154,7 +154,7 @@ def recorded_job(study: Study) -> Job:
         StudyError: The folder of its command is gone.
     """
     data, observed = read_job_file(study.job_file), study.folder / OBSERVED_FILE
-    refuse_of_others(study.job_file, code_of(data.get("model")))
+    refuse_if_of_another_user(study.job_file, code_of(data.get("model")))
     if data.get("script") is not None and observed.is_file():
         data |= {"script": str(observed), "model": str(observed)}
     job = make_job(data, where=str(study.job_file))
@@ -193,13 +193,6 @@ def _carried_in(trial: Trial) -> list[str]:
     return [str(key) for key in description.get("arrived") or ()]
 
 
-def _hosts_of(trial: Trial) -> list[str]:
-    """Other machines that a trial ran on, in the order of its ranks."""
-    devices = trial.result.devices if trial.result is not None else []
-    names = dict.fromkeys(device.rpartition(":")[0] for device in devices)
-    return [name for name in names if name != THIS_MACHINE]
-
-
 def export_study(
     study: Study,
     out: Path,
@@ -208,7 +201,7 @@ def export_study(
     trial: int | None = None,
     launcher: str | None = None,
     allow_loss_drift: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    note: Say = lambda _: None,
 ) -> list[Path]:
     """Write the files that a study hands out, or those of one trial; or the study itself.
 
@@ -265,11 +258,7 @@ class StudyPatch:
 
 
 def patch_study(
-    study: Study,
-    files: Sequence[Path],
-    *,
-    trial: int | None = None,
-    note: Callable[[str], None] = lambda _: None,
+    study: Study, files: Sequence[Path], *, trial: int | None = None, note: Say = lambda _: None
 ) -> StudyPatch:
     """A study's best configuration, or one trial's, put into files that the user has.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from autotune.app.consent import agree_to_job, refuse_of_others
+from autotune.app.consent import agree_to_job, refuse_if_of_another_user
 from autotune.app.exports import recorded_job
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
@@ -16,6 +16,7 @@ from autotune.app.studies import locate
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.base.flags import flag
+from autotune.base.text import Ask, Say
 from autotune.base.units import parse_share
 from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.contract import ContractError, Origin, read_json
@@ -32,7 +33,7 @@ from autotune.record.soak import digest_of
 from autotune.record.study import Study
 from autotune.report.results.ratios import telling_runs
 from autotune.search.gate import GateRunner
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.session import Session, history_of
 
 RESUMED_WITHIN_S = 12 * 3600.0
@@ -87,7 +88,7 @@ def read_reference(named: str, results: Path) -> Reference:
         StudyError: There is no such study, or nothing of it was measured.
     """
     path, study = Path(named), _study_named(named, results)
-    refuse_of_others(path if study is None else study.job_file, _RUNS_HERE)
+    refuse_if_of_another_user(path if study is None else study.job_file, _RUNS_HERE)
     if study is not None:
         found, origin = reference_of(study), study.facts().origin
     else:
@@ -116,9 +117,9 @@ def run_gate(
     results: Path,
     fleet: str,
     options: FleetOptions,
-    note: Note,
+    note: Say,
     trust_job: bool = False,
-    ask: Callable[[str], bool] | None = None,
+    ask: Ask | None = None,
 ) -> Gate | None:
     """Measure what a study handed out again, until it is known to be as fast as it was or not.
 
@@ -210,6 +211,6 @@ def job_of(named: str, reference: Reference, agree: Callable[[JobText], object])
         raise StudyError.of("app.words_elsewhere", named=named, folder=folder)
     study = Study(folder.parent, folder.name)
     for file in (folder, study.job_file, folder / OBSERVED_FILE):
-        refuse_of_others(file, _RUNS_HERE)
+        refuse_if_of_another_user(file, _RUNS_HERE)
     agree(JobText.read(study.job_file))
     return recorded_job(study)

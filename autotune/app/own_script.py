@@ -220,9 +220,10 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     Raises:
         JobError: It is not there.
     """
-    parts = parts_of(command)
-    script = "".join(command[parts.script_at : parts.script_at + 1])
-    if is_launch(command, parts) and script.endswith(".py") and not (folder / script).exists():
+    at, first = parts_of(command).script_at, command[:1]
+    script = "".join(command[at : at + 1])
+    is_here = is_launch(first, parts_of(first)) and script.endswith(".py")  # not behind `env -C`
+    if is_here and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

@@ -1,7 +1,7 @@
 """What the cost model says of a job's candidates on a fleet, here or described; nothing runs."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from autotune.app.session import check_space_is_read, read_job_on
 from autotune.base.errors import FleetError, JobError, RenderError
 from autotune.base.flags import flag, is_call
 from autotune.base.templates import tell
+from autotune.base.text import Say
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
 from autotune.engines.base import bind_engine, find_engine
@@ -91,7 +92,7 @@ def export_ranked(
     rank: int | None = None,
     to: str | None = None,
     launcher: str | None = None,
-    note: Callable[[str], None] = lambda _: None,
+    note: Say = lambda _: None,
 ) -> list[Path]:
     """Write the files of a ranked candidate, with what was predicted of it.
 

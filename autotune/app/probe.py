@@ -1,11 +1,11 @@
 """Measure this machine or a fleet, and write the file that predictions read."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.base.text import Say
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangPlace
 from autotune.probe.hardware_file import check_writable
@@ -13,13 +13,7 @@ from autotune.probe.run import Probe, run_probe
 
 
 def probe_place(
-    out: Path,
-    place: Place,
-    *,
-    world: int | None,
-    disk: str | None,
-    is_quick: bool,
-    note: Callable[[str], None],
+    out: Path, place: Place, *, world: int | None, disk: str | None, is_quick: bool, note: Say
 ) -> Probe:
     """Probe the devices of a place, once it is sure that the file can be written.
 

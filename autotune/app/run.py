@@ -1,14 +1,14 @@
 """Run the search of a session, and leave its table, its answer and the best one's files."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from autotune.app.exports import export_study
 from autotune.app.own_script import adopt_first_run
 from autotune.app.pages import PageWriter
-from autotune.app.steering import keep, steer, what_predicts
+from autotune.app.steering import leave_lessons, steer, what_predicts
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -17,8 +17,9 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
-from autotune.base.flags import flag, switch
+from autotune.base.flags import switch
 from autotune.base.secrecy import scrubbed
+from autotune.base.text import Say
 from autotune.base.yaml_file import dump_yaml
 from autotune.contract import PRIVATE_MODE, Origin, Outcome
 from autotune.record.answer import Problem, SearchAnswer
@@ -68,7 +69,7 @@ def search(
                 )
         finally:  # also where nothing was feasible: that is a lesson too
             if knowledge is not None:
-                keep(session, page.on_note, knowledge)
+                leave_lessons(session, page.on_note, knowledge)
         study.update_state(answer=answer.to_dict())
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
@@ -88,7 +89,7 @@ def exit_code(answer: SearchAnswer) -> ExitCode:
     return ExitCode.NOTHING_FEASIBLE if answer.best is None else ExitCode.FOUND
 
 
-def begin_study(session: Session, note: Callable[[str], None]) -> None:
+def begin_study(session: Session, note: Say) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job, objective = session.study, session.job, session.objective
     # A name made of figures and a digest looks like a secret, and is the folder's name anyway.
@@ -119,11 +120,8 @@ def _check_origin(session: Session) -> None:
     # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     origins = {result.origin for result in ended if result.outcome is not Outcome.LOST}
     if others := origins - {session.place.origin}:
-        raise StudyError(
-            f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
-            f"{session.place.origin}",
-            f"name another study with {flag('study')}, or start anew with {switch('fresh')}",
-        )
+        names, fresh = " and ".join(sorted(others)), switch("fresh")
+        raise StudyError.of("app.other_origin", session=session, names=names, fresh=fresh)
 
 
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:

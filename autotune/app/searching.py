@@ -24,6 +24,7 @@ from autotune.app.steering import prospect
 from autotune.app.worth import run_ladder
 from autotune.base.errors import JobError, NothingFeasibleError
 from autotune.base.flags import flag, switch
+from autotune.base.text import Ask, Say
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
@@ -36,7 +37,6 @@ from autotune.search.session import Session
 
 Found = tuple[SearchAnswer, Ladder | None]
 """The answer of a search; and what each change to the best is worth, where that was asked for."""
-Say = Callable[[str], None]
 
 
 def run_searches(
@@ -56,7 +56,7 @@ def run_searches(
     knowledge: Path | None = None,
     is_one: bool = False,
     say: Say = lambda _: None,
-    ask: Callable[[str], bool] | None = None,
+    ask: Ask | None = None,
     ask_for_nodes: Say | None = None,
     show_plan: Callable[[Plan], None] = lambda _: None,
     confirm: Callable[[bool], bool] = lambda is_hopeful: is_hopeful,
@@ -120,7 +120,11 @@ def run_searches(
             return answer, run_ladder(answer.study, note=say, fleet=held, options=taken)
 
         for of_kind, taken in _of_each_kind(flags, text, command, held, options, is_one=is_one):
-            for wanted, ending in _of_each_engine(text, of_kind, command, is_one=is_one):
+            engines = [(dict(of_kind), "")] if command else both_engines(text, of_kind)
+            if is_one and len(engines) > 1:
+                names = " and ".join(str(wanted["engine"]) for wanted, _ in engines)
+                raise JobError.of("app.both_engines", names=names)
+            for wanted, ending in engines:
                 one = run_one(open_one(wanted, taken, ending), taken)
                 if one is not None:
                     found.append(one)
@@ -146,17 +150,6 @@ def _once(say: Say) -> Say:
             say(line)
 
     return say_once
-
-
-def _of_each_engine(
-    text: JobText | None, flags: Mapping[str, Any], command: Sequence[str], *, is_one: bool
-) -> list[tuple[dict[str, Any], str]]:
-    """The flags of a search of each engine that is asked for, as of `both_engines`."""
-    engines = [(dict(flags), "")] if command else both_engines(text, flags)
-    if is_one and len(engines) > 1:
-        names = " and ".join(str(wanted["engine"]) for wanted, _ in engines)
-        raise JobError.of("app.both_engines", names=names)
-    return engines
 
 
 def _of_each_kind(

@@ -1,7 +1,7 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from autotune.base.errors import FleetError, JobError
 from autotune.base.files import try_folder
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names
+from autotune.base.text import Say
 from autotune.contract import Origin
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import find_accelerator, named_accelerator, shipped_accelerators
@@ -20,7 +21,7 @@ from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import BOTH, Engine, find_engine, installed_engines
 from autotune.export.base import Dialect
 from autotune.export.door import find_dialect
-from autotune.fleet.base import FleetPlugin, Obtaining, Place, answers_only
+from autotune.fleet.base import FleetPlugin, Obtaining, Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.adapters import with_rank
 from autotune.job.job import (
@@ -196,13 +197,7 @@ def both_engines(
 
 
 @contextmanager
-def obtained_fleet(
-    fleet: str,
-    options: FleetOptions,
-    *,
-    say: Callable[[str], None],
-    agree: Callable[[str], None],
-) -> Iterator[str]:
+def obtained_fleet(fleet: str, options: FleetOptions, *, say: Say, agree: Say) -> Iterator[str]:
     """Hold what a fleet has to ask for while the block runs; the value is the fleet's name then.
 
     `say` and `agree` are as of `Obtaining.obtain`.
@@ -270,7 +265,7 @@ def find_running_place(fleet: str, options: FleetOptions) -> Place:
     """
     place = find_place(fleet, None, {}, options)
     if place.origin is not Origin.MEASURED:
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
     return place
 
 
@@ -312,10 +307,8 @@ def read_job_on(
         raise FleetError(error.message, f"{error.hint}; {there}") from error
     job, keys = read_job(job_file, flags, environment)
     if (size := wishes.per_node) is not None and job.world > size and (rest := job.world % size):
-        raise JobError(
-            f"{flag('per_node')} {size}: of {job.world} ranks {rest} would have a node in part",
-            f"give {flag('world')} {job.world - rest} or {job.world - rest + size}",
-        )
+        less, more = job.world - rest, job.world - rest + size
+        raise JobError.of("app.node_in_part", size=size, job=job, rest=rest, less=less, more=more)
     return job, keys, environment
 
 
@@ -356,12 +349,7 @@ def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, A
     # A world that is no number is refused later, by name.
     batch = DEMO_BATCH_PER_RANK * max(1, world if isinstance(world, int) else 1)
     small = dict(DEMO[environment.accelerator])
-    if _lays_out(given.get("engine", DEFAULT_ENGINE)):
-        small.pop("space", None)
+    engine = given.get("engine", DEFAULT_ENGINE)
+    if engine in plugin_names("engine") and find_engine(engine).lays_out:
+        small.pop("space", None)  # it reads none; an engine that is not there is refused later
     return {"world": world, "global_batch": batch, **small}
-
-
-def _lays_out(engine: object) -> bool:
-    """Whether an engine of that name reads no space; a name of none is refused later."""
-    is_installed = isinstance(engine, str) and engine in plugin_names("engine")
-    return is_installed and find_engine(str(engine)).lays_out

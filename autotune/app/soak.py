@@ -5,6 +5,7 @@ from pathlib import Path
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.session import find_running_place
 from autotune.base.errors import FleetError, JobError, StudyError
+from autotune.base.text import Say
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
 from autotune.export.base import Subject
@@ -14,7 +15,7 @@ from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.found import write_found
 from autotune.record.soak import SOAK_FILE, SOAK_FOLDER, SoakResult, digest_of
 from autotune.record.study import Study
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.soak import Soak, check_space, soak_trials
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 
@@ -25,7 +26,7 @@ def run_soak(
     of: Study | Path,
     *,
     minutes: float,
-    note: Note,
+    note: Say,
     fleet: str = "local",
     options: FleetOptions = NO_OPTIONS,
 ) -> SoakResult | None:
@@ -50,7 +51,7 @@ def run_soak(
     place = find_running_place(fleet, options)
     if isinstance(of, Path):
         subject = read_export(of, place.environment, measure=MEASURE)
-        check_devices(subject.spec.layout.accelerator, place.environment)
+        check_accelerator(subject.spec.layout.accelerator, place.environment)
         if subject.spec.measure.memory_limit_bytes is None:
             note("the export names no memory limit: it may take all of a device")
         return _soak(subject, place, minutes, note)
@@ -65,7 +66,7 @@ def run_soak(
         of.unlock()
 
 
-def _soak(subject: Subject, place: Place, minutes: float, note: Note) -> SoakResult | None:
+def _soak(subject: Subject, place: Place, minutes: float, note: Say) -> SoakResult | None:
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     if blind := place.nodes_without(subject.folder):
@@ -117,7 +118,7 @@ def _result(subject: Subject, environment: Environment, minutes: float, soak: So
 def _of_study(study: Study, environment: Environment) -> Subject:
     chosen = find_chosen(study, trial=None)
     handout, engine = chosen.handout, chosen.engine
-    check_devices(handout.environment.accelerator, environment)
+    check_accelerator(handout.environment.accelerator, environment)
     spec = make_spec(
         Run(candidate=handout.candidate, role=Role.SOAK),
         study=study.name,
@@ -137,7 +138,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     )
 
 
-def check_devices(measured_on: str, environment: Environment) -> None:
+def check_accelerator(measured_on: str, environment: Environment) -> None:
     """See that the devices here are those of a study or an export.
 
     Raises:

@@ -1,12 +1,13 @@
 """The model that predicts a search's trials: it learns from other studies and teaches later."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.plugins import load_plugin
+from autotune.base.text import Say
 from autotune.base.units import format_bytes, format_count
 from autotune.contract import Origin
 from autotune.cost.knowledge import (
@@ -33,11 +34,7 @@ from autotune.search.steering import Steering, lessons_of, steering_of
 
 
 def steer(
-    session: Session,
-    note: Callable[[str], None],
-    knowledge: Path | None,
-    *,
-    searches: bool = True,
+    session: Session, note: Say, knowledge: Path | None, *, searches: bool = True
 ) -> Steering | None:
     """The forecast of a search's trials, which some samplers follow.
 
@@ -136,7 +133,7 @@ def _beyond(session: Session, found: Prospect, lessons: Sequence[Lesson]) -> Pro
     return replace(found, plan_gain=gain, plan_first=wider.described)
 
 
-def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:
+def leave_lessons(session: Session, note: Say, knowledge: Path) -> None:
     """Leave what the trials taught for other studies, however their search ended."""
     name = study_name(session.study.folder)
     try:
@@ -160,9 +157,7 @@ def what_predicts(environment: Environment, table: Sequence[Accelerator], file: 
     return f"predicted by {found.name} of {file}: {found.achieved_source}"
 
 
-def _lessons_for(
-    session: Session, note: Callable[[str], None], knowledge: Path
-) -> tuple[Lesson, ...]:
+def _lessons_for(session: Session, note: Say, knowledge: Path) -> tuple[Lesson, ...]:
     """The lessons of other studies when this one began: a resumed search goes on with the same.
 
     The file of lessons changes meanwhile, and with it what a search would propose.

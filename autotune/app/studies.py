@@ -7,12 +7,12 @@ from pathlib import Path
 from autotune.base.errors import StudyError
 from autotune.base.names import did_you_mean
 from autotune.base.text import named
-from autotune.contract import Origin, Outcome
+from autotune.contract import Origin
 from autotune.job.observed import OBSERVED_FILE, Observed
 from autotune.record.answer import answer_of
 from autotune.record.study import DEFAULT_RESULTS, Study, results
 from autotune.report.explain.trial import Explanation, explain, rows_of
-from autotune.report.story import read_story
+from autotune.report.story import outcome_counts, read_story
 from autotune.search.session import history_of
 from autotune.space.script import reach_of
 
@@ -145,7 +145,7 @@ def state_of(study: Study) -> State:
         n_trials=len(history.recorded),
         n_reduced=len(history.reduced.trials),
         n_left_out=len(facts.left_out),
-        counts={one.value: count for one in Outcome if (count := history.counts.get(one))},
+        counts=outcome_counts(history.counts),
         best_samples_per_s=best_samples_per_s,
         speedup=None if speedup is None else speedup.ratio,
         is_proven=answer is not None and answer.has_proven_gain,
@@ -171,10 +171,9 @@ def explain_trial(study: Study, number: int) -> Explanation:
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
     trial = next((t for t in report.history.recorded if t.number == number), None)
     if trial is None:
-        listed = f"`autotune report --study {study.name}` lists its trials"
-        raise StudyError(
-            f"study {study.name}: there is no trial {number}", hint if known else listed
-        )
+        if not known:
+            hint = f"`autotune report --study {study.name}` lists its trials"
+        raise StudyError(f"study {study.name}: there is no trial {number}", hint)
     if (origin := report.facts.origin) is not Origin.MEASURED:
         raise StudyError.of("app.nothing_ran", study=study, number=number, origin=origin.value)
     if trial.measured is not None and trial.spec.measure.diagnoses:

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from autotune.app.exports import find_chosen
 from autotune.app.pages import write_page
 from autotune.app.session import find_running_place
-from autotune.app.soak import check_devices
+from autotune.app.soak import check_accelerator
 from autotune.base.errors import JobError, StudyError
+from autotune.base.text import Say
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.record.answer import answer_of
 from autotune.record.found import write_found
 from autotune.record.study import Study
 from autotune.record.worth import LADDER_FILE, LADDER_FOLDER, Ladder
-from autotune.search.runner import Note, runner_on
+from autotune.search.runner import runner_on
 from autotune.search.worth import MOST_ROUNDS, ROUNDS, Way, WayRunner
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, parse_settings
@@ -22,7 +23,7 @@ from autotune.space.knobs import canonical, parse_settings
 def run_ladder(
     study: Study,
     *,
-    note: Note,
+    note: Say,
     settings: Sequence[str] = (),
     rounds: int = ROUNDS,
     fleet: str = "local",
@@ -73,7 +74,7 @@ def _way(study: Study, place: Place, settings: Sequence[str]) -> Way:
         raise StudyError.of("app.no_baseline", study=study)
     start = find_chosen(study, trial=answer.baseline.trial, allow_loss_drift=True)
     handout, engine, context = start.handout, start.engine, start.engine.context
-    check_devices(handout.environment.accelerator, place.environment)
+    check_accelerator(handout.environment.accelerator, place.environment)
     if settings:
         values = parse_settings(settings, context.knobs)
         target = Candidate.of(

@@ -7,12 +7,15 @@ so that nothing can hide. HTML is escaped by the templates (`Templates.text`), J
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # most who need a safe line need no table
     import pandas as pd
 
+Say = Callable[[str], None]
+Ask = Callable[[str], bool]
+"""What tells the user a line; what asks the user, who says yes or no."""
 MOST_NAMED = 20
 """Most things that one message names."""
 LONGEST_NAMED = 200

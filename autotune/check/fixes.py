@@ -6,7 +6,7 @@ way. Whatever takes a value away, or changes what is trained, is the user's to c
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +117,12 @@ def mend(
     seen: dict[tuple[str, str], Violation] = {}
     numbers: dict[str, dict[str, int]] = {}
     moves: dict[KeyPath, KeyPath] = {}
+    been = {repr(config)}
 
     def settled(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Question, ...]]:
         config = _settled(config, look, terms, seen, moves)
-        return config, tuple(_questions(config, look(config), numbers, terms))
+        been.add(repr(config))
+        return config, tuple(_questions(config, look, numbers, terms, been))
 
     config, questions = settled(config)
     waiting = list(chosen)
@@ -207,28 +209,59 @@ def _acts(config: Mapping[str, Any], changes: Patch) -> bool:
 
 def _questions(
     config: Mapping[str, Any],
-    violations: Sequence[Violation],
+    look: Look,
     numbers: dict[str, dict[str, int]],
     terms: Terms,
+    been: Set[str],
 ) -> Iterator[Question]:
     """The choices that are left, each way out under the number that it keeps."""
-    for violation in violations:
-        of_rule = Choice(changes=violation.changes, moves=violation.moves)
+    for violation in look(config):
         known = numbers.setdefault(violation.rule, {})
-        wording = {repr(choice.changes): choice.words for choice in violation.choices}
-        options: dict[str, Option] = {}
-        for way in (of_rule, *violation.choices):
-            name = repr(way.changes)
-            if name in options or not _acts(config, way.changes):
-                continue
-            if written := terms.words(config, way.changes, way.moves):
-                number = known.setdefault(name, len(known) + 1)
-                words = wording.get(name) or written
-                options[name] = Option(
-                    number=number, words=words, changes=way.changes, moves=way.moves
+        options = []
+        for way, words in _ways(config, violation, terms):
+            number = known.setdefault(repr(way.changes), len(known) + 1)
+            if not _leads_back(config, way, look, terms, been):
+                options.append(
+                    Option(number=number, words=words, changes=way.changes, moves=way.moves)
                 )
         if options:
-            yield Question(violation=violation, options=tuple(options.values()))
+            yield Question(violation=violation, options=tuple(options))
+
+
+def _ways(
+    config: Mapping[str, Any], violation: Violation, terms: Terms
+) -> Sequence[tuple[Choice, str]]:
+    """The ways out of a violation that can be written, each with its words."""
+    of_rule = Choice(changes=violation.changes, moves=violation.moves)
+    ways: dict[str, tuple[Choice, str]] = {}
+    for way in (of_rule, *violation.choices):
+        written = _acts(config, way.changes) and terms.words(config, way.changes, way.moves)
+        if written:
+            first, words = ways.get(repr(way.changes), (way, written))
+            ways[repr(way.changes)] = (first, way.words or words)
+    return list(ways.values())
+
+
+def _leads_back(
+    config: Mapping[str, Any],
+    way: Choice,
+    look: Look,
+    terms: Terms,
+    been: Set[str],
+    *,
+    looks_on: bool = True,
+) -> bool:
+    """Whether a way out ends where one has been, as do all ways out of an error that it makes."""
+    after = _settled(_after(config, way.changes, way.moves), look, terms, {}, {})
+    if repr(after) in been or not looks_on:
+        return repr(after) in been
+    known = {one.rule for one in look(config)}
+    new = [one for one in look(after) if one.level == "error" and one.rule not in known]
+    return any(
+        all(_leads_back(after, one, look, terms, been, looks_on=False) for one, _ in ways)
+        for error in new
+        if (ways := _ways(after, error, terms))
+    )
 
 
 def _next(

@@ -382,7 +382,10 @@ class _Wishes:
         """Places of the keys that it is about."""
         file, launch = self._source.accelerate.path, self._source.launch_at
         of_launch, of_file = map(violation.rule.startswith, (_OF_LAUNCHES, _OF_ACCELERATE))
-        of_launch |= not violation.at and violation.rule in _MAYBE_OF_LAUNCHES
+        if violation.rule in _MAYBE_OF_LAUNCHES:
+            if (argument := self._place_of_argument(violation)) is not None:
+                return argument
+            of_launch |= not self._source.config.keys() & {*violation.at}
         lines = [int(one[1:]) for one in violation.at if one.startswith("@")]
         if launch is not None and (of_launch or (of_file and file is None)):
             path = None if launch[0] == self._source.path else launch[0]
@@ -393,6 +396,15 @@ class _Wishes:
         if file is None or not is_elsewhere:
             return self._places.of(violation)
         return replace(self._places_of_accelerate.of(violation), file=file)
+
+    def _place_of_argument(self, violation: Violation) -> TextPlace | None:
+        """Place of an argument in the file that holds them; None: it does not stand there."""
+        path, at = self._source.arguments_path, self._source.arguments_at
+        if path is None or not path.is_file() or not violation.at:
+            return None
+        is_yaml = path.suffix in (".yaml", ".yml")
+        found = places_in(read_text(path), at, "yaml" if is_yaml else "json").of(violation)
+        return replace(found, file=None if path == self._source.path else path)
 
     @cached_property
     def _places_of_accelerate(self) -> Places:
@@ -532,6 +544,7 @@ def _setup(
         ranks=_NO_WORLD if world is None else world,
         ds_config=facts_of(config, unknown, _AT_RUN_TIME) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
+        tp_follows_file=source.layout.pp == 1,
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
         brings_cpu_adam=brings_for_cpu(source),

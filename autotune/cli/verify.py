@@ -88,13 +88,11 @@ def check(
 
 
 def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> None:
-    if form is CheckFormat.SARIF:
-        from autotune.report.check.sarif import sarif_log
+    from autotune.report.check.tools import github_lines, sarif_log
 
+    if form is CheckFormat.SARIF:
         print_json(sarif_log(found))
     elif form is CheckFormat.GITHUB:
-        from autotune.report.check.github import github_lines
-
         emit("".join(f"{line}\n" for line in github_lines(found)))
     else:
         files = found.to_dicts(fixed=fixed)

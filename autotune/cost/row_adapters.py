@@ -34,8 +34,8 @@ def adapter_columns(
     rank = cells.count("lora_rank", _USUAL_RANK, "of the adapters", most=100_000)
     adapts_mlp = cells.within("adapts_mlp", 0, 1)
     if adapts_mlp is None:
-        adapts_mlp = 0.0
-        cells.assume("adapters", "of the attention alone")
+        adapts_mlp = 1.0
+        cells.assume("adapters", "on all linear layers")
     layers, embeddings = layer_params(columns) * columns["n_layers"], embedding_params(columns)
     adapted = rank * columns["n_layers"] * _widths(columns, adapts_mlp)
     share = min(1.0, adapted / count_params(columns))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.base.terms import COMPARE, tests_of
 from autotune.contract import Diagnosis, KnobValue, Layout, TrialSpec
 from autotune.record.bottleneck import Bound
 from autotune.space.knob import Context
+from autotune.space.rule import holds
 
 SMALL_MESSAGE_BYTES = 2**20
 """Message below which latency costs more than bytes: tens of microseconds at 100 GB/s
@@ -74,8 +74,7 @@ class AdviceRule:
 
     knob: str
     when: str
-    """A condition (`autotune.base.terms`) of what `AdviceCase.fact` finds: a name alone asks
-    whether it is on."""
+    """A condition (`space.rule.holds`) of what `AdviceCase.fact` finds."""
     to: KnobValue | None = None
     """Value to try; None: the one at hand `times` a factor, and at least `least`."""
     times: float = 1
@@ -83,9 +82,7 @@ class AdviceRule:
     reason: str
 
     def holds(self, case: AdviceCase) -> bool:
-        return all(
-            any(_is_so(*test, case) for test in tests_of(term)) for term in self.when.split()
-        )
+        return holds(self.when, case.fact)
 
     def value(self, case: AdviceCase) -> KnobValue:
         if self.to is not None:
@@ -93,13 +90,6 @@ class AdviceRule:
         now = case.fact(self.knob)
         found: KnobValue = type(now)(max(self.least, now * self.times))
         return found
-
-
-def _is_so(name: str, sign: str, word: str, case: AdviceCase) -> bool:
-    value = case.fact(name)
-    if not sign:
-        return bool(value) and value != "none"
-    return bool(COMPARE[sign](value, int(word) if word.isdecimal() else word))
 
 
 AdviceRules = Mapping[Bound, Sequence[AdviceRule]]

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import FleetError, JobError
+from autotune.base.text import Say
 from autotune.contract import Origin, Outcome, Phase, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment
@@ -94,7 +95,7 @@ class Fleet(Protocol):
             FleetError: A node does not answer.
         """
 
-    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+    def prepare(self, command: Sequence[str], note: Say) -> None:
         """Run `Engine.preparation` on every node before the first trial, and wait for it.
 
         An empty command is nothing to do; `note` is told what happens, a line at a time.
@@ -172,7 +173,7 @@ class Place(ABC):
             JobError: Nothing runs here: the place only answers for trials.
             FleetError: There are fewer devices than ranks.
         """
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
 
     def rank_places(self, world: int) -> tuple[str, ...]:
         """Name of where each rank of a job lies: its node, and the devices that are joined there.
@@ -202,22 +203,12 @@ class Place(ABC):
         return ()
 
 
-def answers_only() -> JobError:
-    """Error of a place that only answers for trials, where some have to run."""
-    return JobError.of("fleet.only_answers")
-
-
 @runtime_checkable
 class Obtaining(Protocol):
     """A `FleetPlugin` whose nodes may have to be asked for, and given back."""
 
     def obtain(
-        self,
-        of: str,
-        options: FleetOptions,
-        *,
-        say: Callable[[str], None],
-        agree: Callable[[str], None],
+        self, of: str, options: FleetOptions, *, say: Say, agree: Say
     ) -> AbstractContextManager[str]:
         """Hold the nodes that a search asks for; the value is what `find` takes for them.
 
@@ -271,7 +262,7 @@ class AnsweringFleet(Fleet):
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
 
-    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+    def prepare(self, command: Sequence[str], note: Say) -> None:
         note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":

@@ -156,7 +156,7 @@ def _outcome(
     failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
         outcome, cause = min(
-            failed, key=lambda pair: (_rank_of_cause(pair[0]), pair[1].ended_at_s)
+            failed, key=lambda pair: ((*_CAUSES_FIRST, pair[0]).index(pair[0]), pair[1].ended_at_s)
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent
@@ -177,10 +177,6 @@ def _outcome(
         how = f"was ended by {_signal_name(number)}"
     evidence = evidence or seen.evidence or f"the launcher {how}"
     return Outcome.LAUNCH, evidence, source
-
-
-def _rank_of_cause(outcome: Outcome) -> int:
-    return _CAUSES_FIRST.index(outcome) if outcome in _CAUSES_FIRST else len(_CAUSES_FIRST)
 
 
 def _killed_silently(

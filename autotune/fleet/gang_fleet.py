@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError, StudyError
+from autotune.base.text import Say
 from autotune.contract import NodeReport, Outcome, Phase, Start, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Place, Progress
 from autotune.fleet.collect import collect
@@ -138,7 +139,7 @@ class GangFleet:
             time.sleep(PERIOD_S)
             self.hear()
 
-    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+    def prepare(self, command: Sequence[str], note: Say) -> None:
         """A build that fails waits for those of other nodes; an interrupt ends them all."""
         for problem in self._transport.problems():
             note(problem)
@@ -391,14 +392,10 @@ class GangTrial(Handle):
         self.gang = gang
         self._began_s = time.monotonic()
 
-    @property
-    def _waits(self) -> bool:
-        return not self.gang.slots and self._asked_for is not Outcome.CANCELLED
-
     def poll(self) -> TrialResult | None:
         if self._result is None:
             self._fleet.hear()
-            if self._waits:
+            if not self.gang.slots and self._asked_for is not Outcome.CANCELLED:
                 self._fleet.check_room(self.spec.layout.world)
                 return None
             self._end_if_it_is_time()
@@ -601,11 +598,7 @@ _BUILD_END_WAIT_S = 10.0
 
 
 def build_on_nodes(
-    transport: Transport,
-    command: Sequence[str],
-    note: Callable[[str], None],
-    *,
-    meanwhile: Callable[[], None],
+    transport: Transport, command: Sequence[str], note: Say, *, meanwhile: Callable[[], None]
 ) -> None:
     """Run a build on every node; all are waited for, whatever becomes of one.
 

@@ -1,5 +1,6 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
+import itertools
 import os
 import re
 import shutil
@@ -18,32 +19,25 @@ _LARGEST_BYTES = 2**20
 _LIMIT_FILES = 500
 
 
-def check_command(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+def check_command(command: Sequence[str]) -> None:
     """See that a command can be started.
 
     Raises:
         JobError: There is none, or its program is not found.
     """
     if not command:
-        raise JobError(
-            "no command after --", "write it as you start your training: -- torchrun train.py"
-        )
-    if program_of(command, environment) is None:
+        raise JobError.of("job.no_command")
+    if shutil.which(command[0]) is None:
         fix = "activate the environment that you train in, or give its path"
         if command[0].endswith(".py"):
             fix = f"write what starts it: python {command[0]}, or torchrun {command[0]}"
         raise JobError(f"{command[0]}: there is no such program on the PATH", fix)
 
 
-def program_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Path of the program of a command, found as a shell would; None: there is none."""
-    return shutil.which(command[0], path=environment.get("PATH"))
-
-
 def is_of_this_environment(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a command, or the `python` that a shell would find for it, is our Python's."""
     ours = os.path.join(sys.prefix, "bin")
-    found = [program_of([name], environment) for name in (command[0], "python")]
+    found = [shutil.which(name, path=environment.get("PATH")) for name in (command[0], "python")]
     return any(path and os.path.dirname(os.path.abspath(path)) == ours for path in found)
 
 
@@ -65,6 +59,10 @@ def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> l
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A word for a command: its script, or else its program."""
-    scripts = [Path(word).stem for word in command if word.endswith((".py", ".yaml", ".yml"))]
-    return scripts[0] if scripts else Path(command[0]).name
+    """A word for a command or a shell's text: its script, module, file of settings or program."""
+    words = [part for word in command for part in re.findall(r"[\w./~-]+", word)]
+    scripts = [Path(word).stem for word in words if word.endswith(".py")]
+    modules = [name for flag, name in itertools.pairwise(words) if flag in ("-m", "--module")]
+    scripts += [name.rpartition(".")[2] for name in modules[-1:]]  # the first may be a launcher
+    scripts += [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
+    return next(iter(scripts), Path(command[0]).name)

@@ -89,25 +89,17 @@ class FidelityFile(BaseModel):
             JobError: It is not less, or replicas would have different shares of the batch.
         """
         if self.layers is not None and self.layers >= shape.n_layers:
-            raise JobError(
-                f"fidelity.layers: {self.layers} is not fewer than the model's {shape.n_layers}",
-                f"give it a number from 1 to {shape.n_layers - 1}, or leave it out",
-            )
+            n, most = shape.n_layers, shape.n_layers - 1
+            raise JobError.of("job.layers_not_fewer", layers=self.layers, n=n, most=most)
         smaller = tuple(n for n in range(1, world) if world % n == 0)
         if self.world == SMALLEST:
             if not smaller:
-                raise JobError(
-                    f"fidelity.world: no world is smaller than the job's of {world}",
-                    "leave it out",
-                )
+                raise JobError.of("job.no_smaller_world", world=world)
             return Reduction(layers=self.layers, worlds=smaller)
         if self.world is not None and self.world not in smaller:
-            shown = ", ".join(map(str, smaller))
-            raise JobError(
-                f"fidelity.world: {self.world} is no part of the job's world of {world}: {world} "
-                f"/ {self.world} has to be a whole number above 1",
-                f"give it one of {shown}, or leave it out" if smaller else "leave it out",
-            )
+            instead = f"give it one of {', '.join(map(str, smaller))}, or " if smaller else ""
+            part = self.world
+            raise JobError.of("job.no_part_of_world", part=part, world=world, instead=instead)
         return Reduction(layers=self.layers, worlds=(self.world,))
 
 

@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
-from autotune.base.flags import flag, listed
+from autotune.base.flags import listed
 from autotune.base.names import did_you_mean
 from autotune.base.plugins import load_plugin
 from autotune.base.text import shortened
@@ -693,22 +693,21 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         _check_checkout(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
-        # A file of something else has any number of wrong keys: the first ones tell.
-        count = error.error_count()
         # A key that is not known may be the one that is missing, misspelled.
         every = sorted(
             error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
         )
+        # A file of something else has any number of wrong keys: the first ones tell.
         items: list[Mapping[str, Any]] = [*every[:_MOST_COMPLAINTS]]
-        complaints = [f"{spelled(_name(item))}{_complaint(item)}" for item in items]
-        if count > len(items):
-            complaints.append(f"{where}: {count - len(items):,} more keys or values are wrong")
+        # A key, and what is wrong within it after dots.
+        names = [shortened(".".join(map(str, item["loc"])) or "job") for item in items]
+        complaints = [f"{spelled(n)}{_complaint(i)}" for n, i in zip(names, items, strict=True)]
+        if n_more := len(every) - len(items):
+            complaints.append(f"{where}: {n_more:,} more keys or values are wrong")
         fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
-    except JobError as error:
-        # A size, a duration or lengths are wrong; it names the key.
-        name, colon, rest = error.message.partition(":")
-        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
+    except JobError as error:  # a size, a duration or lengths are wrong
+        raise _respelled(error, spelled) from error
     lora = None if file.finetune is None else file.finetune.lora()
     script = None if file.script is None else Observed.read(file.script)
     model = load_model(file.model) if script is None else script.model(cast(Path, file.script))
@@ -763,34 +762,19 @@ def default_study_name(file: JobFile) -> str:
 def _check_weighable(file: JobFile) -> None:
     """Refuse a price of hours with an objective that saves none: only speed saves hours."""
     if file.gpu_hours is not None and file.objective != "samples_per_s":
-        raise JobError(
-            f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "
-            "hours",
-            "leave it out, or choose the objective samples_per_s",
-        )
+        raise JobError.of("job.hours_not_saved", file=file)
 
 
 def _check_checkout(file: JobFile) -> None:
     """Refuse a checkout with an engine that it is not of, and beside another workload."""
     if file.megatron_path is None and file.megatron_arguments:
-        raise JobError(
-            "megatron_arguments: there is no script that takes them",
-            f"name your checkout: {flag('megatron_path')} FOLDER, or `megatron_path:` in the job "
-            "file",
-        )
+        raise JobError.of("job.no_checkout")
     if file.megatron_path is None:
         return
     if file.engine == DEFAULT_ENGINE:
-        raise JobError(
-            f"megatron_path: {file.megatron_path}: the engine {file.engine} cannot run a checkout",
-            f"add {flag('engine')} megatron",
-        )
+        raise JobError.of("job.checkout_of_engine", file=file)
     if file.workload not in (DEFAULT_WORKLOAD, CHECKOUT_WORKLOAD):
-        raise JobError(
-            f"megatron_path: {file.megatron_path}: the workload {file.workload} cannot run a "
-            "checkout",
-            "leave one of the two out",
-        )
+        raise JobError.of("job.checkout_of_workload", file=file)
 
 
 def _fidelity(
@@ -805,24 +789,26 @@ def _fidelity(
     ):
         if teaches:
             continue
-        raise JobError(
-            f"{spelled('fidelity')}: reduced trials only correct predictions, and with {other} "
-            f"{getattr(file, other)} nothing uses them",
-            f"leave fidelity out, or choose {other} {needed}",
+        raise JobError.of(
+            "job.reduced_unused",
+            key=spelled("fidelity"),
+            other=other,
+            value=getattr(file, other),
+            needed=needed,
         )
     try:
         fidelity = file.fidelity.checked(shape=model.shape, world=file.world)
         if fidelity.layers is not None:
             with_layers(model, fidelity.layers)
     except JobError as error:
-        name, colon, rest = error.message.partition(":")
-        raise JobError(f"{spelled(name)}{colon}{rest}", error.hint) from error
+        raise _respelled(error, spelled) from error
     return fidelity
 
 
-def _name(item: Mapping[str, Any]) -> str:
-    """A key, and what is wrong within it after dots."""
-    return shortened(".".join(str(part) for part in item["loc"]) or "job")
+def _respelled(error: JobError, spelled: Callable[[str], str]) -> JobError:
+    """An error that begins with the name of a key, with the key as it was given."""
+    name, colon, rest = error.message.partition(":")
+    return JobError(f"{spelled(name)}{colon}{rest}", error.hint)
 
 
 def _complaint(item: Mapping[str, Any]) -> str:

@@ -120,15 +120,11 @@ def parse_lengths(value: Any) -> Lengths:
         raise JobError(f"lengths: {value!r} is not allowed", _ALLOWED)
     unknown = [str(key) for key in value if key not in _KEYS]
     if unknown:
-        raise JobError(
-            f"lengths.{unknown[0]}: there is no such key", f"known keys: {', '.join(_KEYS)}"
-        )
+        known = ", ".join(_KEYS)
+        raise JobError(f"lengths.{unknown[0]}: there is no such key", f"known keys: {known}")
     multiple = value.get("pad_to_multiple", 1)
     if type(multiple) is not int or not 1 <= multiple <= _LONGEST:
-        raise JobError(
-            f"lengths: pad_to_multiple: {multiple!r} is not a whole number from 1",
-            "give it a number such as 8 or 64, or leave it out",
-        )
+        raise JobError.of("job.no_multiple", multiple=multiple)
     found = value["histogram"]
     if isinstance(found, str | Path):
         pairs = _from_csv(Path(found))
@@ -178,17 +174,10 @@ def file_of(value: Any) -> str | None:
 def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
     for length, weight in found.items():
         if type(length) is not int or not SHORTEST <= length <= _LONGEST:
-            raise JobError(
-                f"lengths: {where}{length!r} is not a length",
-                f"a sample has a whole number of tokens, from {SHORTEST}: one alone has no next "
-                "token to predict",
-            )
+            raise JobError.of("job.no_length", where=where, length=length, least=SHORTEST)
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight) or weight <= 0:
-            raise JobError(
-                f"lengths: {where}{length}: {weight!r} is not a weight",
-                "a weight or count is a number above 0; leave the length out for none",
-            )
+            raise JobError.of("job.no_weight", where=where, length=length, weight=weight)
     return tuple(sorted((length, float(weight)) for length, weight in found.items()))
 
 
@@ -211,10 +200,8 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
         except (ValueError, OverflowError) as error:
             if number == 1 and not any(letter.isdigit() for letter in "".join(row)):
                 continue
-            raise JobError(
-                f"lengths: {path}: line {number}: {','.join(row)!r} is not length,count",
-                "write two numbers, such as 128,5000",
-            ) from error
+            line = ",".join(row)
+            raise JobError.of("job.no_count", path=path, number=number, line=line) from error
     if not weights:
         raise JobError(f"lengths: {path}: holds no lengths", "write lines such as 128,5000")
     return _checked(weights, where=f"{path}: ")

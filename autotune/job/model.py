@@ -124,15 +124,8 @@ def load_model(text: str) -> Model:
     if preset := preset_of_repository(text):
         return load_model(preset)
     if unsaid := unsaid_layers(text):
-        raise JobError(
-            f"model: {text!r} is no preset: its {unsaid} cannot be predicted",
-            "name its config.json, or its Hub name once that is in the cache: `estimate --trace` "
-            "counts its memory, and `search --engine deepspeed` trains it",
-        )
-    raise JobError(
-        f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
-        did_you_mean(text, presets(), alike=0.4) + "`autotune models` lists the presets",
-    )
+        raise JobError.of("job.unsaid_model", text=text, unsaid=unsaid)
+    raise JobError.of("job.no_model", text=text, near=did_you_mean(text, presets(), alike=0.4))
 
 
 def is_path(text: str) -> bool:
@@ -147,10 +140,7 @@ def with_adapters(model: Model, lora: Lora) -> Model:
         JobError: peft is not installed, or the model has none of the target modules.
     """
     if importlib.util.find_spec("peft") is None:
-        raise JobError(
-            "finetune: lora needs peft, which is not installed: it counts the adapters",
-            "pip install peft",
-        )
+        raise JobError.of("job.no_peft")
     return _adapted(model, lora.as_source())
 
 
@@ -164,23 +154,13 @@ def with_layers(model: Model, n_layers: int) -> Model:
             layer would be lost.
     """
     if "config" not in model.source:
-        raise JobError(
-            f"model {model.name!r}: a factory decides itself how many layers it builds",
-            "fewer layers need a Hugging Face config: name a preset, a folder or a config.json",
-        )
+        raise JobError.of("job.layers_of_factory", name=model.name)
     if n_layers >= model.shape.n_layers:
-        raise JobError(
-            f"model {model.name!r}: {n_layers} layers are not fewer than its "
-            f"{model.shape.n_layers}",
-            "name fewer",
-        )
+        raise JobError.of("job.model_layers_not_fewer", model=model, n=n_layers)
     found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
     if model.shape.n_expert_layers and not found.shape.n_expert_layers:
-        raise JobError(
-            f"model {model.name!r}: with {format_count(n_layers, 'layer')} it has no experts",
-            f"name more layers: it has experts in {model.shape.n_expert_layers} of "
-            f"{model.shape.n_layers}",
-        )
+        few = format_count(n_layers, "layer")
+        raise JobError.of("job.experts_lost", model=model, few=few)
     return found
 
 
@@ -200,10 +180,8 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
         cut["first_k_dense_replace"] = min(first, n_layers - 1)
     model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
     if model.shape.n_layers != n_layers:
-        raise JobError(
-            f"model {name!r}: with {n_layers} layers in its config it has {model.shape.n_layers}",
-            "search it without fewer layers",
-        )
+        has = model.shape.n_layers
+        raise JobError.of("job.layers_not_obeyed", name=name, n_layers=n_layers, has=has)
     return _adapted(model, source["lora"]) if "lora" in source else model
 
 
@@ -233,18 +211,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_bounded(path).decode("utf-8"))
     except FileNotFoundError as error:
-        raise JobError(
-            f"model: {path}: no such file", "name a Hugging Face folder or its config.json"
-        ) from error
+        raise JobError.of("job.no_config", path=path) from error
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"model: {path}: {unread(error)}", "name a readable config.json") from error
     except (ValueError, RecursionError) as error:
         raise JobError(f"model: {path}: not valid JSON: {error}", "mend it there") from error
     if not isinstance(config, dict):
-        raise JobError(
-            f"model: {path}: holds {kind_in_words(config)}, not an object",
-            "a Hugging Face config is one JSON object",
-        )
+        raise JobError.of("job.config_no_object", path=path, kind=kind_in_words(config))
     # No weights are asked for, so no key to them: what looks like one is neither kept nor shown.
     needed = {key: value for key, value in config.items() if not _NEEDLESS.fullmatch(key)}
     clean: dict[str, Any] = scrubbed(needed)
@@ -258,10 +231,8 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
         JobError: It names no architecture, or sizes that cannot be.
     """
     if not isinstance(config.get("model_type"), str):
-        raise JobError(
-            f"{where}: model_type: {config.get('model_type')!r} names no architecture",
-            "a Hugging Face config has one, such as gpt2 or llama",
-        )
+        kind = config.get("model_type")
+        raise JobError.of("job.no_architecture", where=where, kind=kind)
     config = as_transformers_names_it(config)
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
@@ -336,21 +307,13 @@ def config_of(repository: str) -> Path | str:
     except ImportError:  # whoever lacks it has no such cache either
         pass
     except ValueError as error:  # HFValidationError: no repository can have the name
-        raise JobError(
-            f"model: {repository}: there is no such folder, and it is no name of a repository: "
-            f"{error}",
-            "name a folder, a config.json, a preset (`autotune models`) or OWNER/NAME",
-        ) from error
+        raise JobError.of("job.no_repository", repository=repository, error=error) from error
     if isinstance(path, str):
         return Path(path)
     if preset := preset_of_repository(repository):
         return preset
     unsaid = unsaid_layers(repository)
     alike = preset_of_repository(repository.rpartition("/")[2])
-    raise JobError(
-        f"model: {repository}: there is no such folder, Hugging Face's local cache does not hold "
-        "the repository, and no preset has its shape",
-        (f"the preset {alike} has another owner's model of that name; or " if alike else "")
-        + f"fetch its config.json, without weights: hf download {repository} config.json"
-        + (f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""),
-    )
+    other = f"the preset {alike} has another owner's model of that name; or " if alike else ""
+    only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
+    raise JobError.of("job.not_in_cache", repository=repository, other=other, only=only)

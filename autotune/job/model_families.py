@@ -164,10 +164,8 @@ class _Keys:
             family = self._config["model_type"]
             raise JobError(f"{self._where}: {key} is missing", f"a {family} config needs it")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise JobError(
-                f"{self._where}: {name}: {value!r} is not a size",
-                f"it is a whole number from 1 to {most}",
-            )
+            where = self._where
+            raise JobError.of("job.no_size", where=where, name=name, value=value, most=most)
         return value
 
     def number(self, key: str, *, also: str = "") -> int:
@@ -179,10 +177,7 @@ class _Keys:
         """Indices of layers; none where the config says none."""
         value = self.get(key, [])
         if not isinstance(value, list) or any(type(index) is not int for index in value):
-            raise JobError(
-                f"{self._where}: {key}: {value!r} is no list of layers",
-                "it holds their indices, the first is 0",
-            )
+            raise JobError.of("job.no_layers", where=self._where, key=key, value=value)
         return set(value)
 
     def experts(self, key: str) -> tuple[int, int]:
@@ -193,11 +188,8 @@ class _Keys:
             self.size("num_experts_per_tok"),
         )
         if per_token > experts:
-            raise JobError(
-                f"{self._where}: num_experts_per_tok {per_token} is more than the {experts} "
-                "experts",
-                f"choose 1 to {experts}",
-            )
+            where = self._where
+            raise JobError.of("job.too_few_experts", where=where, n=per_token, experts=experts)
         return experts, per_token
 
     def flag(self, key: bool | str) -> bool:
@@ -316,6 +308,7 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
     rest = (1 if tied else 2) * vocab * hidden + hidden + len(dense) * mlp + routed
     rest += layers * (attention.n_params + 2 * hidden + norms)
     window, n_windowed = _windows(keys, family, layers)
+    positions = keys.get("max_position_embeddings")
     return ModelShape(
         n_layers=layers,
         hidden=hidden,
@@ -332,16 +325,12 @@ def _rotary(keys: _Keys, family: Family) -> ModelShape:
         head_dim=attention.head_dim,
         window=window,
         n_windowed_layers=n_windowed,
-        configured_positions=_remarked(keys.get("max_position_embeddings")),
+        # It serves a remark alone, and refuses no model.
+        configured_positions=positions if type(positions) is int and positions > 0 else 0,
         n_mtp_layers=keys.number("num_nextn_predict_layers", also="num_mtp_layers"),
         **attention.latent,
         **of_experts,
     )
-
-
-def _remarked(value: Any) -> int:
-    """A count that serves a remark alone, and refuses no model; 0: it is none."""
-    return value if type(value) is int and value > 0 else 0
 
 
 def _extra_norms(norms: str, hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:

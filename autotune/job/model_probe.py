@@ -100,17 +100,11 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     words, positions = _embeddings(module)
     vocab = known("vocab_size") or (words.num_embeddings if words else 0)
     if not vocab:
-        raise NotUsableError(
-            "its vocabulary cannot be seen: no nn.Embedding and no config.vocab_size",
-            "give the module a `config` with `vocab_size`",
-        )
+        raise NotUsableError.of("job.no_vocabulary")
     n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
     if per_token > n_experts > 0:
-        raise NotUsableError(
-            f"{per_token} experts per token are more than the {n_experts} experts",
-            f"choose 1 to {n_experts}",
-        )
+        raise NotUsableError.of("job.built_too_few_experts", per_token=per_token, n=n_experts)
     of_experts = _expert_names(module, n_experts)
     in_experts = sum(sizes[name] for name in of_experts)
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
@@ -243,10 +237,8 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
         add_adapters(module, source["lora"])
     except Exception as error:
         linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
-        raise NotUsableError(
-            f"finetune: peft cannot put adapters there: {one_line(error)}",
-            f"name target_modules of this model: {', '.join(sorted(linear)) or 'it has none'}",
-        ) from error
+        known = ", ".join(sorted(linear)) or "it has none"
+        raise NotUsableError.of("job.no_targets", error=one_line(error), known=known) from error
     sizes = [p.numel() for p in module.parameters()]
     n_trained = _n_trained(module)
     return {
@@ -293,10 +285,9 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     try:
         found = importlib.import_module(name)
     except Exception as error:
-        raise NotUsableError(
-            f"importing {name} raised {one_line(error)}",
-            f"start in the folder that holds it, or install it; searched: "
-            f"{', '.join(source['path'])} and the installed packages",
+        reason, searched = one_line(error), ", ".join(source["path"])
+        raise NotUsableError.of(
+            "job.not_imported", name=name, reason=reason, searched=searched
         ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
@@ -306,10 +297,7 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
         )
     module = _call(factory)
     if not isinstance(module, nn.Module):
-        raise NotUsableError(
-            f"it returned {type(module).__name__}, not a torch.nn.Module",
-            "return the module itself",
-        )
+        raise NotUsableError.of("job.no_module", kind=type(module).__name__)
     return module
 
 
@@ -324,20 +312,16 @@ def _call(factory: Callable[[], Any]) -> Any:
         return factory()
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise NotUsableError(
-            f"it raised {one_line(error)} ({frame.filename}:{frame.lineno})",
-            "a factory takes no arguments and returns a torch.nn.Module",
-        ) from error
+        reason = one_line(error)
+        raise NotUsableError.of("job.factory_raised", reason=reason, frame=frame) from error
 
 
 def _check_forward(module: nn.Module) -> None:
     try:
         inspect.signature(module.forward).bind(input_ids=None, labels=None)
     except TypeError as error:
-        raise NotUsableError(
-            f"{type(module).__name__}.forward does not take input_ids and labels: {error}",
-            "define forward(self, input_ids, labels), returning the loss or an object with .loss",
-        ) from error
+        kind = type(module).__name__
+        raise NotUsableError.of("job.no_forward", kind=kind, error=error) from error
 
 
 def _supports_tp(module: nn.Module) -> bool:

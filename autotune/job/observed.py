@@ -572,9 +572,6 @@ def _shape_by_sizes(description: Mapping[str, Any], counts: Mapping[str, Any]) -
     return dataclasses.replace(plain, unsaid=unsaid)
 
 
-_SEE_THE_LOG = "see the log, and try the same command without autotune"
-
-
 def refuse_unobserved(result: TrialResult, log: Path) -> None:
     """Refuse to go on where the first run of a command measured nothing.
 
@@ -591,10 +588,7 @@ def refuse_unobserved(result: TrialResult, log: Path) -> None:
         f"{flag('trial_timeout')}",
         Outcome.COMM: "see the log; if it hangs before its first step, try it without autotune",
     }
-    hint = next(found, by_outcome.get(result.outcome, _SEE_THE_LOG))
+    otherwise = "see the log, and try the same command without autotune"
+    hint = next(found, by_outcome.get(result.outcome, otherwise))
     where = f" [{result.evidence_source}]" if result.evidence_source else ""
-    raise JobError(
-        f"the command, as it is, was not measured: {result.outcome}: {result.evidence}{where} "
-        f"(log: {log})",
-        hint,
-    )
+    raise JobError.of("job.not_measured", result=result, where=where, log=log, hint=hint)

@@ -28,10 +28,7 @@ def price_for(text: str, device_name: str, *, where: str) -> float | None:
         except ValueError:
             prices[""] = 0.0
     if "" in prices or not all(price > 0 for price in prices.values()):
-        raise JobError(
-            f"{where}: {text!r} is no price",
-            "a number, or one for each kind of accelerator: H100=2.5,A100=1.2",
-        )
+        raise JobError.of("job.no_price", where=where, text=text)
     name = device_name.casefold()
     fits = (kind for kind in prices if re.search(rf"(?<!\w){re.escape(kind)}(?!\d)", name))
     return prices.get(max(fits, key=len, default=""))

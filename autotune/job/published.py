@@ -108,18 +108,13 @@ def letters(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
-def preset_table() -> list[Preset]:
-    """Every shipped model, by name; nothing is built."""
-    return sorted(_presets(), key=lambda preset: preset.name)
-
-
 def find_presets(part: str) -> list[Preset]:
     """Shipped models whose name, or repository, holds a part, in any case.
 
     Raises:
         JobError: There is none.
     """
-    every = preset_table()
+    every = sorted(_presets(), key=lambda preset: preset.name)
     wanted = part.lower()
     found = [it for it in every if wanted in it.name or wanted in it.repository.lower()]
     if not found:
@@ -129,6 +124,7 @@ def find_presets(part: str) -> list[Preset]:
 
 
 def _presets() -> Iterator[Preset]:
+    """Every shipped model; nothing is built."""
     for file in (resources.files("autotune.job") / "presets").iterdir():
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         name = file.name.removesuffix(".json")

@@ -25,8 +25,9 @@ SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
-_UNPRICED = 100
-"""The same of one whose price nobody knows, more than several exotic ones count as."""
+_UNPROVEN = 100
+"""The same of one that hardly anybody runs or whose price nobody knows, more than several exotic
+ones count as."""
 _LEAST_LEAD = 1.3
 """How many times as fast as all others what is less certain has to be to come first."""
 _WORTH = 1.2
@@ -127,7 +128,7 @@ def ranked(
     fit, a chance that is less by a tenth has to be worth a fifth of the time. The rest come surest
     first, and of those that surely do not fit, the smallest. Of times within 3% the candidate with
     less `strain` comes first, as of `strain_of`; an exotic one comes behind all others, unless it
-    is faster by more, and one whose price nobody knows unless it is 1.3 times as fast.
+    is faster by more, and an unproven one unless it is 1.3 times as fast.
     """
     sure = np.flatnonzero(fit >= min_fit)
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
@@ -147,11 +148,11 @@ def ranked(
 def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
     if not len(times_s):
         return np.zeros(0, np.intp)
-    is_exotic, is_unpriced = strain >= _EXOTIC, strain >= _UNPRICED
-    groups = (~is_exotic, ~is_unpriced, is_unpriced)
+    is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
+    groups = (~is_exotic, ~is_unproven, is_unproven)
     least_s = times_s[next(group for group in groups if group.any())].min()
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
-    lead = np.where(is_unpriced, _LEAST_LEAD, TIE)
+    lead = np.where(is_unproven, _LEAST_LEAD, TIE)
     return np.lexsort((times_s, strain, ties, is_exotic & (times_s > least_s / lead)))
 
 
@@ -160,8 +161,9 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
 
     What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
     have to be laid out. Exotic are sequences that are shared below 16k tokens, and tensor
-    parallelism that leaves the linked devices; parameters on the host beside an optimizer on the
-    device too, over a link that nobody measured.
+    parallelism that leaves the linked devices. Unproven is Ulysses below 16k tokens, which the
+    training script has to bring; and parameters on the host beside an optimizer on the device,
+    over a link that nobody measured.
     """
     n = len(plans)
     strain = np.zeros(n)
@@ -175,8 +177,14 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
     on_host = _column(plans, "param_tier") > 0
     is_alone = on_host & (_column(plans, "optimizer_tier") + plans.host_link_measured == 0)
-    strain += on_host + _UNPRICED * is_alone
+    is_short = (_column(plans, "ulysses") > 1) & (plans.seq_len < LONG_TOKENS)
+    strain += on_host + _UNPROVEN * (is_alone | is_short)
     return strain
+
+
+def is_exotic(plans: Plans) -> NDArray[np.bool_]:
+    """Which candidates come behind all others that are about as fast, as of `ranked`."""
+    return np.asarray(strain_of(plans) >= _EXOTIC)
 
 
 def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dict[int, float]:
@@ -208,8 +216,8 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
     """Probability to fit that is asked of the first row where the user asks for none.
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
-    chance is worth it, as of `ranked`, and some of the prediction's error too. A row whose price
-    nobody knows is no reason.
+    chance is worth it, as of `ranked`, and some of the prediction's error too. An unproven row is
+    no reason.
     """
     fit, times_s = found.fit_probability, found.step_time_s
     first, wanted = int(choices.firsts[0]), choices.min_fit
@@ -217,8 +225,8 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
         return wanted
     for index, chance in best_probable(found, choices, min_fit=wanted).items():
         gain = times_s[first] / times_s[index]
-        is_priced = strain_of(found.plans.take(np.array([index])))[0] < _UNPRICED
-        if is_priced and gain * (fit[index] / fit[first]) ** 2 >= _WORTH:
+        is_proven = strain_of(found.plans.take(np.array([index])))[0] < _UNPROVEN
+        if is_proven and gain * (fit[index] / fit[first]) ** 2 >= _WORTH:
             first, wanted = index, chance
     return wanted
 
@@ -231,7 +239,7 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     """
     firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
     plans = found.plans.take(firsts)
-    stages = _column(plans, "zero_stage")
+    stages = _zero_stage(plans)
     best: dict[str, int] = {}
     for stage in np.unique(stages):
         best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])
@@ -262,7 +270,7 @@ def _kinds(
     # Factors by chance: no two combinations have the same sum.
     factors = np.random.default_rng(0).random(len(_OF_A_CHOICE))
     for name, factor in zip(_OF_A_CHOICE, factors, strict=True):
-        column = _column(found.plans, name)
+        column = _zero_stage(found.plans) if name == "zero_stage" else _column(found.plans, name)
         keys += column * (factor / max(1.0, float(column.max())))
     _, kinds = np.unique(keys, return_inverse=True)
     chances = [chance for chance in (min_fit, *CHANCES) if chance <= min_fit]
@@ -293,6 +301,14 @@ def _split(
         parts[left[is_in]] = n_parts
         left, n_parts = left[~is_in], n_parts + 1
     return kinds * n_parts + parts
+
+
+def _zero_stage(plans: Plans) -> NDArray[np.float64]:
+    """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
+    shares = _column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1
+    tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
+    shares |= np.logical_or.reduce([_column(plans, name) > 0 for name in tiers])
+    return np.where(shares, _column(plans, "zero_stage"), 0.0)
 
 
 def _column(plans: Plans, name: str) -> NDArray[np.float64]:

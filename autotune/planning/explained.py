@@ -8,7 +8,7 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
-from autotune.planning.choices import PROBABLE, choices_of
+from autotune.planning.choices import PROBABLE, choices_of, is_exotic
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate, format_value
@@ -29,6 +29,7 @@ class Neighbour:
     step_time_s: float
     peak_memory_bytes: float
     fit_probability: float
+    is_exotic: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,16 +42,6 @@ class JudgedCandidate:
     """Notes on settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
-
-    @property
-    def described(self) -> str:
-        """The candidate in words."""
-        return self.outlook.engine.describe(self.candidate)
-
-    @property
-    def knobs(self) -> Mapping[str, KnobValue]:
-        """Choices of the candidate."""
-        return self.candidate.values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,17 +92,12 @@ class Explained(Estimated):
     @property
     def cheapest_fit(self) -> Neighbour | None:
         """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
-        best = self.nearest_fit
-        return best if best and best.fit_probability >= self.min_fit else None
+        return min(self._fitting(self.min_fit), key=self._plainest, default=None)
 
     @property
     def nearest_fit(self) -> Neighbour | None:
-        """The same; where none surely fits, the one that most probably does."""
-        if self.fit_probability >= self.min_fit:
-            return None
-        least = max(PROBABLE, self.fit_probability)
-        likely = [n for n in self._legal if n.fit_probability >= least]
-        return min(likely, key=self.by_use, default=None)
+        """The same; where no plain one surely fits, the plain one that most probably does."""
+        return min(self._fitting(PROBABLE), key=self._plainest, default=None)
 
     @property
     def cheapest_legal(self) -> Neighbour | None:
@@ -131,18 +117,12 @@ class Explained(Estimated):
             fits = one.fit_probability >= self.min_fit
             is_named = f"{one.knob}={format_value(one.value)}" in words
             is_named |= one.value is True and one.knob in words
-            return not fits, not is_named, one.knob not in knobs, *self.by_use(one)
+            return not fits, not is_named, one.knob not in knobs, *self._plainest(one)
 
         return min(self._legal, key=order, default=None)
 
-    @property
-    def faster_legal(self) -> Neighbour | None:
-        """The fastest legal value of the same knob that probably fits; None: it is the first."""
-        first = self.cheapest_legal
-        alike = [n for n in self._legal if first and n.knob == first.knob]
-        likely = (n for n in alike if n.fit_probability >= PROBABLE)
-        fastest = min(likely, key=lambda n: n.step_time_s, default=first)
-        return None if fastest is first else fastest
+    def _plainest(self, neighbour: Neighbour) -> tuple[object, ...]:
+        return neighbour.is_exotic, *self.by_use(neighbour)
 
     def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
         """Sorts neighbours: the fastest that fits, then the surest, then the smallest."""
@@ -155,6 +135,12 @@ class Explained(Estimated):
     @property
     def _legal(self) -> list[Neighbour]:
         return [neighbour for neighbour in self.neighbours if not neighbour.violations]
+
+    def _fitting(self, chance: float) -> list[Neighbour]:
+        """Legal neighbours that fit so surely; none where the candidate itself surely fits."""
+        least = max(chance, self.fit_probability)
+        legal = self._legal if self.fit_probability < self.min_fit else []
+        return [n for n in legal if n.fit_probability >= least]
 
 
 def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
@@ -256,6 +242,7 @@ def neighbours_of(
     if not others:
         return ()
     found = outlook.predict(list(others))
+    exotic = is_exotic(found.plans)
     return tuple(
         Neighbour(
             knob=knob,
@@ -266,6 +253,7 @@ def neighbours_of(
             step_time_s=float(found.step_time_s[index]),
             peak_memory_bytes=float(found.peak_memory_bytes[index]),
             fit_probability=float(found.fit_probability[index]),
+            is_exotic=bool(exotic[index]),
         )
         for index, (other, (knob, value)) in enumerate(others.items())
     )

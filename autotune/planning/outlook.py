@@ -181,7 +181,7 @@ class Outlook:
         asked = (
             knobs[name].asks
             for name, value in candidate.values.items()
-            if value != knobs[name].default
+            if value not in (knobs[name].default, *(knobs[name].pattern and knobs[name].choices))
         )
         return tuple(dict.fromkeys(filter(None, asked)))
 

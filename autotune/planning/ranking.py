@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
 from autotune.engines.base import Engine
-from autotune.job.job import PLAN_SPACE, Job
+from autotune.job.job import PLAN_SPACE, Job, keys_of
 from autotune.planning.choices import (
     MIN_FIT,
     PROBABLE,
@@ -31,6 +30,7 @@ from autotune.planning.choices import (
     best_of_kinds,
     best_probable,
     choices_of,
+    is_exotic,
     ordered,
     worthwhile_fit,
 )
@@ -122,7 +122,7 @@ class Ranking:
 
     def is_on_front(self, rank: int) -> bool:
         """Whether a row's candidate or a variant is beaten by no other in time and memory both."""
-        return rank - 1 in self._rows_on_front
+        return any(self.choices.row_of[index] == rank - 1 for index in self.on_front)
 
     def close_variants(self, rank: int) -> list[int]:
         """The variants of a row within 1% of its time that fit as surely, or with `min_fit`."""
@@ -131,10 +131,6 @@ class Ranking:
         is_so = times_s[others] < SAME * times_s[first]
         is_so &= fit[others] >= min(self.min_fit, fit[first])
         return [int(other) for other in others[is_so]]
-
-    @cached_property
-    def _rows_on_front(self) -> frozenset[int]:
-        return frozenset(int(self.choices.row_of[index]) for index in self.on_front)
 
     @property
     def n_probable(self) -> int:
@@ -209,7 +205,9 @@ def rank_lattice(
             else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
-        baseline=_baseline(outlook),
+        baseline=None
+        if (path := outlook.job.baseline) is None
+        else predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path)),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
     )
@@ -338,12 +336,6 @@ def _spread_experts(
     return tuple(much) or tuple(sorted(spread, key=lambda other: other.step_time_s)[:1])
 
 
-def _baseline(outlook: Outlook) -> "PredictedBaseline | None":
-    if (path := outlook.job.baseline) is None:
-        return None
-    return predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path))
-
-
 def predict_baseline(
     outlook: Outlook, engine: Engine, candidate: Candidate, *, path: str = ""
 ) -> "PredictedBaseline":
@@ -362,12 +354,13 @@ def predict_baseline(
 def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
     """The job on the fleet of a wish, or a `JobError` where that is not one."""
     key, equals, value = (part.strip() for part in wish.partition("="))
+    key = key.replace("-", "_")
     if not equals or not value or key not in _CHANGES:
-        raise JobError(
-            f"{flag('what_if')} {wish}: not a change of the fleet",
-            did_you_mean(key, _CHANGES, most=1)
-            + f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
-        )
+        form = f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}"
+        hint = did_you_mean(key, _CHANGES, most=1) + form
+        if equals and value and key in keys_of("plan"):
+            hint = f"that is another job: plan it by the same command with {flag(key)} {value}"
+        raise JobError(f"{flag('what_if')} {wish}: not a change of the fleet", hint)
     return _CHANGES[key](outlook, value, f"{flag('what_if')} {wish}")
 
 
@@ -452,12 +445,13 @@ _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
 def _front(found: Prediction, choices: Choices, min_fit: float) -> frozenset[int]:
     """The candidates that fit and that no faster one beats in memory as well.
 
-    They have the setbacks of the first row.
+    They have the setbacks of the first row, and are no more exotic.
 
     On a given fleet, cost is proportional to time, so only time and memory have to be weighed.
     """
     fitting = np.flatnonzero(found.fit_probability >= min_fit)
-    fitting = fitting[choices.like_first(fitting)]
+    exotic = is_exotic(found.plans)
+    fitting = fitting[choices.like_first(fitting) & (exotic[fitting] <= exotic[choices.firsts[0]])]
     peaks, times_s = found.peak_memory_bytes[fitting], found.step_time_s[fitting]
     order = np.lexsort((peaks, times_s))
     least = np.minimum.accumulate(np.concatenate([[np.inf], peaks[order]]))[:-1]

@@ -100,13 +100,12 @@ def schema_of(engine: str) -> tuple[Column, ...]:
     columns |= {**_GROUPS["asked"], **_GROUPS["measured"]}
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
     columns |= _GROUPS["provenance"]
-    return tuple(_column(name, text) for name, text in columns.items())
-
-
-def _column(name: str, text: str) -> Column:
-    kind, _, meaning = text.partition(": ")
-    dtype, _, unit = kind.partition(" in ")
-    return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
+    found = []
+    for name, text in columns.items():
+        kind, _, meaning = text.partition(": ")
+        dtype, _, unit = kind.partition(" in ")
+        found.append(Column(name=name, dtype=dtype, unit=unit, meaning=meaning))
+    return tuple(found)
 
 
 def _at(value: Any, path: str) -> Any:

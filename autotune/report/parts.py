@@ -76,7 +76,10 @@ def tell_parts(template: str, values: Mapping[str, Any]) -> list[Part]:
         tables[-1].rows.append(cells)
         return Encoded("")
 
-    words = {"line": _line, "table": table, "row": row, "cell": _cell, "right": _right}
+    def line(style: str = "") -> Encoded:
+        return begin(_LINE + style)
+
+    words = {"line": line, "table": table, "row": row, "cell": _cell, "right": _right}
     parts: list[Part] = []
     for name, text in tell(template, {**values, **words}):
         if name.startswith(_TABLE):
@@ -99,10 +102,6 @@ def tables_in(parts: Sequence[Part]) -> dict[str, Cells]:
 
 def _right(columns: Sequence[str]) -> list[str]:
     return [f">{name}" for name in columns]
-
-
-def _line(style: str = "") -> Encoded:
-    return begin(_LINE + style)
 
 
 def _cell(text: str, *, style: str = "", notes: Sequence[str] = ()) -> Cell:

@@ -154,7 +154,8 @@ def _values(story: Story) -> dict[str, Any]:
         "whole": _whole_run(story),
         "soak": _soak(story, best_row),
         "gate": _gate(story),
-        "untried": _untried(story, best_row),
+        "untried": best_row
+        and warning(choices_of(best_row.candidate.values, story.context), story.context),
         "n_left_out": len(story.facts.left_out),
         "outcome_counts": outcome_counts(story.history.counts),
         "reduced": reduced_counts(story.history),
@@ -294,14 +295,6 @@ def _gate(story: Story) -> str:
         return ""
     return (
         f"{date_of(gate.ended_at_s, '%Y-%m-%d')}: {dict(tell('gate', {'gate': gate}))['verdict']}"
-    )
-
-
-def _untried(story: Story, best: CandidateTrials | None) -> str:
-    return (
-        ""
-        if best is None
-        else warning(choices_of(best.candidate.values, story.context), story.context)
     )
 
 

@@ -259,17 +259,13 @@ class History:
         return found
 
     @cached_property
-    def _groups(self) -> Mapping[str, tuple[Trial, ...]]:
-        """Trials by the hash of their candidate, in the order of the first."""
+    def _by_hash(self) -> Mapping[str, CandidateTrials]:
+        """Candidates by their hash, in the order of their first trials."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault(trial.candidate_hash, []).append(trial)
-        return {key: tuple(group) for key, group in groups.items()}
-
-    @cached_property
-    def _by_hash(self) -> Mapping[str, CandidateTrials]:
         found = {}
-        for key, trials in self._groups.items():
+        for key, trials in ((key, tuple(group)) for key, group in groups.items()):
             to_repeat = self.to_repeat and self.to_repeat.intersection(t.number for t in trials)
             known = self._before.get(key)
             if known is None or (known.trials, known.to_repeat, known.spread) != (

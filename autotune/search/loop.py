@@ -462,7 +462,7 @@ class _StagedSearch:
             passed_over=tuple(self._baseline.passed_over),
         )
         study.update_state(baseline=asdict(found))
-        self._say_if_none_fits()
+        self._say_if_no_time_to_compare()
         self._drive(self._proposals)
         stop = self._proposals.stop or StopReason.INTERRUPTED
         if not runner.interrupt.draining:
@@ -488,7 +488,7 @@ class _StagedSearch:
         if not session.place.compares:
             self._no_comparison = "the table would only repeat itself"
         elif baseline is not None and measured == {baseline.hash}:
-            self._no_comparison = self._why_none(None)
+            self._no_comparison = self._why_not_compared(None)
         if self._no_comparison:
             runner.note(f"no final comparison: {self._no_comparison}")
             return
@@ -507,7 +507,7 @@ class _StagedSearch:
                 else:
                     self._no_comparison = "no candidate was left for it"
                     if session.job.budget.time_s is not None:
-                        self._no_comparison = self._why_none(self._least_s)
+                        self._no_comparison = self._why_not_compared(self._least_s)
                     runner.note(f"no final comparison: {self._no_comparison}")
                 return
             self._comparison = ComparisonStage(session, runner, planned)
@@ -538,7 +538,7 @@ class _StagedSearch:
         one_s = confirm.run_seconds(self._runner.history, COLD)[Start.COLD]
         return MIN_ROUNDS * N_CONFIRM * one_s
 
-    def _say_if_none_fits(self) -> None:
+    def _say_if_no_time_to_compare(self) -> None:
         """Say before the search proper that its first trial leaves no time for a comparison."""
         session, runner, after_s = self._session, self._runner, self._runner.history.typical_s
         is_over = runner.interrupt.draining or searched(runner.history)
@@ -546,10 +546,10 @@ class _StagedSearch:
             return
         left_s = runner.left_s(session.job.budget.time_s) - after_s
         if self._least_s > left_s and not session.may_start_warm(self._baseline.candidate):
-            why = self._why_none(self._least_s, after_s=after_s)
+            why = self._why_not_compared(self._least_s, after_s=after_s)
             runner.note(f"no time for a final comparison: {why}")
 
-    def _why_none(self, least_s: float | None, *, after_s: float = 0.0) -> str:
+    def _why_not_compared(self, least_s: float | None, *, after_s: float = 0.0) -> str:
         """Why nothing is compared, and what to do where the time was short.
 
         It takes `least_s`, and begins in `after_s`; None: only the baseline has a figure.

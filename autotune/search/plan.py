@@ -106,9 +106,15 @@ class Plan:
 
     @property
     def enough(self) -> str:
-        """A budget in whole minutes that has time for these: a share is kept to compare."""
+        """A longer budget in whole minutes: for one trial that is compared, else for all trials.
+
+        A share of it is kept to compare.
+        """
         compared_s = 2 * MIN_ROUNDS * self.confirm_s
         rest_s = self.used_s + self.least_s - compared_s
+        if (self.session.job.budget.time_s or 0.0) >= self.least_s:
+            rounds = math.ceil(self.search_trials / self.at_once) - 1
+            rest_s += rounds * self.trial_s
         least_s = max(compared_s / CONFIRM_SHARE, rest_s / (1 - CONFIRM_SHARE))
         return typed_seconds(60 * math.ceil(least_s / 60))
 

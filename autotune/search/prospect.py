@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.base.flags import flag
-from autotune.base.templates import tell
+from autotune.base.templates import Fact, tell
 from autotune.base.units import typed_bytes, typed_seconds
 from autotune.engines.base import find_engine
 from autotune.planning.choices import MIN_FIT, PROBABLE
@@ -115,13 +115,26 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     )
     if has_run:
         return found
-    is_too_large = (
-        steering.knows_memory
-        and float(risk.min()) >= CERTAIN
-        and (
-            found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
-            or len(steering.above_host) == len(lattice)
-        )
+    least = at_row(int(peaks_bytes.argmin()))
+    runs_out = steering.knows_memory and float(risk.min()) >= CERTAIN
+    overrun = steering.describe_overrun(history, least) if runs_out else ""
+    facts = _why_hopeless(found, session, steering, least, overrun)
+    nearest = "; or ".join(text for name, text in facts if name == "nearest")
+    return dataclasses.replace(found, problem=dict(facts).get("problem", ""), nearest=nearest)
+
+
+def _why_hopeless(
+    found: Prospect, session: Session, steering: Steering, least: Candidate, overrun: str
+) -> list[Fact]:
+    """Why no trial can succeed, and the nearest changes with which one would; empty: one may.
+
+    `least` is the candidate that needs the least memory; `overrun` says how it runs out of it, and
+    is empty where that is not certain.
+    """
+    job = session.job
+    is_too_large = bool(overrun) and (
+        found.least_peak_bytes >= MODEL_MARGIN * found.allowed_bytes
+        or len(steering.above_host) == len(steering.lattice.candidates)
     )
     limits = [(flag("trial_timeout"), job.trial_timeout_s)]
     if job.budget.time_s is not None:
@@ -130,16 +143,15 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
     # By its steps alone: how long a trial takes to start is not predicted, but assumed.
     is_too_slow = _LEAST_STEPS * found.fastest_step_s / TIME_MARGIN > limit_s
     if not is_too_large and not is_too_slow:
-        return found
-    least = at_row(int(peaks_bytes.argmin()))
-    facts = tell(
+        return []
+    return tell(
         "hopeless",
         {
             "found": found,
             "job": job,
             "is_too_large": is_too_large,
             "is_above_device": found.least_peak_bytes >= found.allowed_bytes,
-            "overrun": steering.describe_overrun(history, least),
+            "overrun": overrun,
             "savings": find_engine(job.engine).unused_savings([least]),
             "more_bytes": found.least_peak_bytes * math.sqrt(MODEL_MARGIN),
             "least_steps": _LEAST_STEPS,
@@ -151,5 +163,3 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
             "typed_seconds": typed_seconds,
         },
     )
-    nearest = "; or ".join(text for name, text in facts if name == "nearest")
-    return dataclasses.replace(found, problem=dict(facts)["problem"], nearest=nearest)

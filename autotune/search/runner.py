@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.base.flags import flag
+from autotune.base.text import Say
 from autotune.base.units import format_count, format_rate, format_seconds
 from autotune.contract import Fidelity, Phase, Role, TrialResult, TrialSpec
 from autotune.fleet.base import Fleet, Handle, Place
@@ -24,8 +25,6 @@ POLL_S = 0.1
 MAX_FAULTS_IN_A_ROW = 6
 """Platform faults in a row that end a search: two candidates that failed three times each."""
 _NOTE_EVERY_S = 60.0
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class Running:
 class Runner:
     """Starts and ends trials; what it knows of them is what the record holds."""
 
-    def __init__(self, *, record: Study, fleet: Fleet, interrupt: Interrupt, note: Note) -> None:
+    def __init__(self, *, record: Study, fleet: Fleet, interrupt: Interrupt, note: Say) -> None:
         self.record = record
         self.fleet = fleet
         self.interrupt = interrupt
@@ -293,7 +292,7 @@ class Runner:
 
 @contextmanager
 def runner_on(
-    place: Place, record: Study, *, world: int, command: Sequence[str], note: Note
+    place: Place, record: Study, *, world: int, command: Sequence[str], note: Say
 ) -> Iterator[Runner]:
     """Gangs of a place, for trials of a record that nobody else writes meanwhile.
 

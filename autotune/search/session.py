@@ -14,11 +14,12 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import MISSING, differences
+from autotune.base.text import Say
 from autotune.contract import Layout, TrialSpec, Workload
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.fleet.base import Fleet, Place, answers_only
+from autotune.fleet.base import Fleet, Place
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.ranking import planned_lattice
@@ -40,7 +41,7 @@ class RecordedPlace(Place):
     """The place where a record's trials ran: nothing runs there any more."""
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
-        raise answers_only()
+        raise JobError.of("fleet.only_answers")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,7 +222,7 @@ def _worded(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def save_facts(session: Session, note: Callable[[str], None], *, left_out: Sequence[int]) -> None:
+def save_facts(session: Session, note: Say, *, left_out: Sequence[int]) -> None:
     """Keep the devices, the model's shape, and which trials ran another job or configuration.
 
     What changed since the last trials is noted.
@@ -247,7 +248,7 @@ def model_of(session: Session) -> dict[str, Any]:
     return {"name": model.name, "shape": shape, "source": model.source}
 
 
-def environments_of(session: Session, note: Callable[[str], None]) -> list[dict[str, Any]]:
+def environments_of(session: Session, note: Say) -> list[dict[str, Any]]:
     """Where a study's trials ran: each environment with the number of the first trial there.
 
     They are those that the facts list, and the one at hand if it is new. Where the facts say

@@ -192,7 +192,8 @@ def soak_trials(
             first = run(saving)
         if first is None:
             return None
-        halves, size_bytes = [first], _size_bytes(folder)
+        halves = [first]
+        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if first.result.outcome.is_measured:
             runner.note(
                 f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it "
@@ -227,10 +228,6 @@ def _half(trial: Trial) -> Half:
     return Half(spec=trial.spec, result=trial.result, reports=reports)
 
 
-def _size_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def check_space(folder: Path, n_params: int) -> None:
     """See that a checkpoint fits on the disk, before minutes are spent.
 
@@ -241,10 +238,9 @@ def check_space(folder: Path, n_params: int) -> None:
     free_bytes = shutil.disk_usage(above).free
     needed_bytes = n_params * CHECKPOINT_BYTES_PER_PARAM
     if free_bytes < needed_bytes:
-        raise StudyError(
-            f"{folder}: a checkpoint of {n_params:,} parameters takes up to "
-            f"{format_bytes(needed_bytes)}, {format_bytes(free_bytes)} are free",
-            "free some space there",
+        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+        raise StudyError.of(
+            "search.no_room_for_checkpoint", folder=folder, n=n_params, needed=needed, free=free
         )
 
 

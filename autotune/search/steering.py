@@ -1,10 +1,8 @@
-"""The calibrated sampler in a search: the lattice's candidates, one row per known choice.
+"""The calibrated sampler: what is believed of candidates by some trials, and what is tried next.
 
 Some knobs say nothing to the analytic model, and bucket sizes next to nothing. Candidates that
 differ in these alone are one row; the row is chosen by the calibrated forecast, and among its
 candidates the one that is nearest to what Optuna's TPE proposes.
-
-What is believed of candidates after some trials, and which of them is tried next.
 
 One posterior serves a search whole: it predicts single trials, prices the memory of a baseline's
 ladder, chooses the next candidate and says what another trial is expected to gain.
@@ -476,7 +474,7 @@ class Steering:
     def _groups(self) -> "_Groups":
         """The lattice by known choice; worked out once."""
         candidates = self.lattice.candidates
-        found = answers_of(candidates, self._key)
+        found = answers_of(candidates, lambda one: tuple(one.get(name) for name in self.knobs))
         predicted = self.forecast(candidates)
         # Groups stand in the order of their first candidates: the first of equals is proposed.
         groups, first = np.unique(found.which, return_index=True)
@@ -500,9 +498,6 @@ class Steering:
         shut = {*places.values(), *self.lattice.refused_places}
         n_shut = np.bincount(groups.which[[*shut]], minlength=len(groups.keys))
         return np.asarray(n_shut < groups.sizes)
-
-    def _key(self, candidate: Candidate) -> _Key:
-        return tuple(candidate.get(name) for name in self.knobs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

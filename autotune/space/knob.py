@@ -145,7 +145,8 @@ class Knob:
     changes_training: str = ""
     """Effect on the numbers that are trained; empty: it decides speed and memory alone."""
     asks: str = ""
-    """What it asks of the user off its default, beside the setting; empty: nothing."""
+    """What it asks of the user off its default, or with a `pattern` off its choices, beside the
+    setting; empty: nothing."""
     source: str = ""
     """Where in the engine that is decided."""
     default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)

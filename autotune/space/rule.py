@@ -1,6 +1,7 @@
 """Legality: what a rule is, whatever the engine, and what it says of what it refuses."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.nested import Unknown, dotted
 from autotune.base.secrecy import HIDDEN, holds_secret
+from autotune.base.terms import COMPARE, tests_of
 from autotune.base.text import named
 
 if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
@@ -43,6 +45,51 @@ changes nothing that is trained."""
 
 class UnknownFactError(Exception):
     """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
+def holds(when: str, value_of: Callable[[str], Any]) -> bool:
+    """Whether a condition (`autotune.base.terms`) holds of values of which some may be unknown.
+
+    A name alone asks whether it is on, `a=x` and `a!=x` compare it with a word, and `a~b` with
+    another value. The other signs compare numbers: products (`a*b`) of values and numbers.
+
+    Raises:
+        UnknownFactError: `value_of` does, and what is known does not decide.
+    """
+    return all(_term_holds(term, value_of) for term in when.split())
+
+
+def _term_holds(term: str, value_of: Callable[[str], Any]) -> bool:
+    unknown = None
+    for test in tests_of(term):
+        try:
+            if _is_so(*test, value_of):
+                return not term.startswith("!")
+        except UnknownFactError as error:
+            unknown = error
+    if unknown is not None:
+        raise unknown
+    return term.startswith("!")
+
+
+def _is_so(name: str, sign: str, other: str, value_of: Callable[[str], Any]) -> bool:
+    if sign in COMPARE and sign not in ("=", "!="):
+        one, two = (_product(text, value_of) for text in (name, other))
+        is_whole = sign == "%" and not two  # nothing is a multiple of 0
+        return None not in (one, two) and not is_whole and bool(COMPARE[sign](one, two))
+    value = value_of(name)
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if sign == "=":
+        return str(value) == other
+    if sign == "~":
+        return bool(value == value_of(other))
+    return bool(value) and value != "none" and (not sign or str(value) != other)
+
+
+def _product(text: str, value_of: Callable[[str], Any]) -> Any:
+    """A product of numbers; None where one of them is none."""
+    factors = [int(one) if one.isdecimal() else value_of(one) for one in text.split("*")]
+    return math.prod(factors) if all(type(one) in (int, float) for one in factors) else None
 
 
 class Facts(dict[str, Any]):

@@ -311,8 +311,8 @@ def _task(cells: PublishedCells) -> dict[str, str]:
     told = " ".join(cells.text(name) for name in texts).lower()
     rank = _RANK.search(told)
     found = {"task": "qlora" if "qlora" in task else "lora", "lora_rank": rank[1] if rank else ""}
-    if _ADAPTED_MLP.search(told):
-        found["adapts_mlp"] = "1"
+    # Who adapts the MLP says so: peft's own choice for such models is of the attention alone.
+    found["adapts_mlp"] = "1" if _ADAPTED_MLP.search(told) else "0"
     if "gptq" in told and not re.search("triton|exllama|marlin", told):
         found["dequantized_bytes"] = _UNPACKED_IN_TORCH
     return found

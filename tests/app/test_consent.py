@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.app import consent
-from autotune.app.consent import agree_to_job, refuse_of_others
+from autotune.app.consent import agree_to_job, refuse_if_of_another_user
 from autotune.app.session import read_job
 from autotune.base.errors import ExitCode, JobError
 from autotune.job.origin import code_of
@@ -129,10 +129,10 @@ def test_a_dry_run_says_what_it_imports_first_and_where_from(theirs: Path) -> No
 
 
 def test_the_record_of_somebody_else_s_study_imports_nothing(theirs, monkeypatch):
-    refuse_of_others(theirs, code_of("evil:build"))  # it is one's own, wherever it lies
+    refuse_if_of_another_user(theirs, code_of("evil:build"))  # it is one's own, wherever it lies
     monkeypatch.setattr(consent, "is_ours", lambda _: False)
     with pytest.raises(JobError, match="belongs to another user, and imports evil"):
-        refuse_of_others(theirs, code_of("evil:build"))
-    refuse_of_others(theirs, code_of("gpt2"))
+        refuse_if_of_another_user(theirs, code_of("evil:build"))
+    refuse_if_of_another_user(theirs, code_of("gpt2"))
     assert "evil" not in sys.modules
     assert not (theirs.parent / "imported").exists()

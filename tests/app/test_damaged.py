@@ -52,10 +52,11 @@ def test_sound_facts_are_read(study: Study) -> None:
     facts = study.facts()
     assert None not in (facts.model, facts.environment, facts.context)
     assert facts.environment_at(0) == facts.environment
-    answer = answer_of(study)
-    assert json.loads(json.dumps(answer.to_dict())) == study.read_state()["answer"], (
-        "from the loop to the disk and back"
-    )
+    told = json.loads(json.dumps(answer_of(study).to_dict()))
+    assert told == study.read_state()["answer"], "from the loop to the disk and back"
+    assert (told["study"], told["proven_gain"]) == (study.name, True)
+    assert told["handed_out"] == told["best"]["trial"] != told["baseline"]["trial"]
+    assert sum(told["counts"].values()) == len(study.trials())
     assert "Unfinished" not in shown(read_story(study))
 
 

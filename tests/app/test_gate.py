@@ -213,16 +213,6 @@ def test_what_is_not_decided_says_what_would_decide_it(bench: Bench) -> None:
     assert "likely to decide it" in shown
     assert len(fleet.specs) == 6
 
-    near = bench.on(at_rates(0.98, 1.0, 0.99))
-    found = bench.gate(within="5%", rounds=3)
-    assert (found.verdict, len(near.specs)) == (GateVerdict.UNDECIDED, 3)
-    needed = found.runs_to_decide
-    assert needed is not None
-    more = bench.on(at_rates(0.98, 1.0, 0.99))
-    found = bench.gate(within="5%", rounds=needed)
-    assert found.verdict is GateVerdict.WITHIN
-    assert len(more.specs) == needed
-
 
 def test_more_memory_fails_where_every_run_takes_it(bench: Bench) -> None:
     bench.on(at_rates(1.0, peak=1.2))

@@ -14,7 +14,6 @@ from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
 from autotune.report.candidates.explained import (
     estimate_as_dict,
-    explained_as_dict,
     print_explained,
 )
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
@@ -119,18 +118,6 @@ def test_a_memory_limit_and_links_reach_the_prediction(ranking):
     assert slow.prediction.step_time_s[best] > wide.prediction.step_time_s[best]
 
 
-def test_a_layout_is_explained_by_its_rank_and_its_neighbours(outlook, ranking):
-    found = explain_candidate(outlook, ["tp=2", "distributed_optimizer=true"])
-    assert found.place == ranking.choices.rank(ranking.candidates.index(found.candidate))
-    assert found.is_in_lattice
-    assert not found.violations
-    assert {"tp", "pp", "micro_batch", "recompute"} <= {n.knob for n in found.neighbours}
-    for neighbour in found.neighbours:
-        assert neighbour.knobs[neighbour.knob] == neighbour.value
-        assert found.knobs[neighbour.knob] != neighbour.value
-    assert explained_as_dict(found)["rank"] == found.place
-
-
 def test_a_refused_layout_names_every_rule_and_a_change_that_is_legal(outlook, ranking):
     found = explain_candidate(outlook, ["tp=2", "vp=2", "distributed_optimizer=true"])
     assert {violation.rule for violation in found.violations} == {"vp.pipeline"}
@@ -176,13 +163,6 @@ def test_the_search_of_a_plan_keeps_its_space_and_has_it_once(tmp_path, top):
     done = autotune("plan", *flags, "--top", top, folder=tmp_path)
     command = next(line for line in done.stdout.splitlines() if "autotune search --" in line)
     assert command.count("--space plan") == 1
-
-
-def test_an_estimate_is_of_one_layout(outlook):
-    data = estimate_as_dict(estimate_candidate(outlook, ["tp=4", "recompute=full"]))
-    assert data["candidate"]["recompute"] == "full"
-    total = sum(data["pred_memory_parts_bytes"].values())
-    assert total == pytest.approx(data["pred_peak_memory_bytes"])
 
 
 def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):

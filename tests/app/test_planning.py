@@ -21,7 +21,12 @@ from autotune.planning.choices import PROBABLE, choices_of, ranked
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.explained import estimate_as_dict, print_estimate, print_explained
+from autotune.report.candidates.explained import (
+    estimate_as_dict,
+    explained_as_dict,
+    print_estimate,
+    print_explained,
+)
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.cases import data_beside
 from tests.command_line import autotune
@@ -262,6 +267,8 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     assert found.is_in_lattice
     index = outlook.lattice.candidates.index(found.candidate)
     assert (found.place, found.n_ranked) == (choices.rank(index), len(choices))
+    as_dict = explained_as_dict(found)
+    assert (as_dict["rank"], len(as_dict["neighbours"])) == (found.place, len(found.neighbours))
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
     assert change.fit_probability >= min_fit
@@ -279,7 +286,7 @@ def test_every_neighbour_differs_in_its_knob(outlook):
     assert {"tp", "pp", "recompute", "zero.stage"} <= {n.knob for n in found.neighbours}
     for neighbour in found.neighbours:
         assert neighbour.knobs.get(neighbour.knob) == neighbour.value
-        assert neighbour.value != found.knobs.get(neighbour.knob)
+        assert neighbour.value != found.candidate.get(neighbour.knob)
     assert found.cheapest_legal is None
 
 

@@ -1,6 +1,7 @@
 """Soaks of studies and exports on a scripted fleet, and what the exports say of them."""
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -319,8 +320,13 @@ def exported_with(folder: Path, **changes: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, [2], 1e400])
-@pytest.mark.parametrize("name", ["world", "tp", "pp", "seq_len"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(("tp",), (0, -1, 1.5, "2", True, None, [2], 1e400)),
+        *itertools.product(("world", "pp", "seq_len"), (0,)),
+    ],
+)
 def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
     out = exported_with(tmp_path / "out", **{name: value})
     with pytest.raises(JobError, match=f"{name}: .* is not a whole number from 1"):

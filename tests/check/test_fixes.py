@@ -332,3 +332,22 @@ def test_a_number_that_was_text_is_written_as_it_is_wanted(tmp_path):
     report = checked(write(tmp_path, before))
     assert '"reduce_bucket_size": 500000000' in report.fixed_text
     assert "500000000.0" not in report.fixed_text
+
+
+def test_no_choice_leads_back_to_what_was_there(tmp_path):
+    seen: list[str] = []
+    config: dict[str, Any] = {
+        "optimizer": {"type": "Muon", "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": 3, "zero_quantized_gradients": True},
+        "train_micro_batch_size_per_gpu": 1,
+    }
+    while (text := json.dumps(config)) not in seen:
+        seen.append(text)
+        report = checked(write(tmp_path, config), world=4)
+        option = next((one for it in report.questions for one in it.options), None)
+        if option is None:
+            break
+        reply = f"{report.questions[0].violation.rule}={option.number}"
+        chosen = checked(write(tmp_path, config), world=4, chosen=[reply])
+        config = json.loads(chosen.fixed_text or text)
+    assert report.passes

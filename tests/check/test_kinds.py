@@ -292,13 +292,27 @@ AXOLOTL = (
         (f"{AXOLOTL}optimizer: muon\n", 1, True),
         ("finetuning_type: lora\nquantization_bit: 8\ndeepspeed: ds.json\n", 3, True),
         ("finetuning_type: lora\nquantization_bit: 4\ndeepspeed: ds.json\n", 3, False),
+        (f"{FILES['factory.yaml']}use_badam: true\n", 2, True),
+        (f"{FILES['factory.yaml']}use_badam: true\n", 3, False),
+        (f"{FILES['factory.yaml']}load_best_model_at_end: true\n", 2, True),
+        (f"{FILES['factory.yaml']}load_best_model_at_end: true\neval_strategy: steps\n", 2, False),
+        ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 1, True),
+        ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 0, False),
+        ("num_generations: 8\ngeneration_batch_size: 12\ndeepspeed: ds.json\n", 2, True),
+        ("num_generations: 8\ngeneration_batch_size: 16\ndeepspeed: ds.json\n", 2, False),
+        (
+            "train_type: full\nsave_only_model: true\nload_best_model_at_end: true\n"
+            "deepspeed: ds.json\n",
+            2,
+            True,
+        ),
     ],
 )
 def test_what_a_program_refuses_beside_deepspeed_is_told(tmp_path, text, stage, is_refused):
     (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
     path = tmp_path / "settings.yaml"
     path.write_text(text.replace("auto.json", "ds.json"))
-    (report,) = check_file(path, CheckFlags())
+    (report,) = check_file(path, CheckFlags(world=2))
     assert ("file.program_refuses" in {one.violation.rule for one in report.found}) == is_refused
 
 

@@ -14,8 +14,8 @@ from autotune.check import megatron
 from autotune.check.rules_page import page_of
 from autotune.devices import accelerators
 from autotune.engines.megatron.flags import newest_release
-from autotune.report.check.sarif import sarif_log
 from autotune.report.check.text import print_check
+from autotune.report.check.tools import sarif_log
 
 SCRIPT = """#!/bin/bash
 TP=3

@@ -307,8 +307,10 @@ def test_readers_of_trainers_arguments_are_told_by_their_keys(tmp_path, keys, re
 
 def test_a_name_of_ms_swifts_is_a_file_of_its_package(tmp_path, monkeypatch):
     path = write(tmp_path, "train_type: full\ndeepspeed: zero2\n", "sft.yaml")
-    with pytest.raises(NotADsConfigError, match="names zero2, which ms-swift brings"):
-        read(path)
+    assert read(path).config["zero_optimization"]["stage"] == 2
+    launch = write(tmp_path, "NPROC_PER_NODE=2 swift sft --deepspeed zero3_offload\n", "run.sh")
+    report = checked(launch)
+    assert (rules(report), report.not_judged) == ([], ())
     package = tmp_path / "swift"
     (package / "config").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -535,4 +537,20 @@ def test_experts_of_megatron_deepspeed_make_whole_groups(tmp_path, flags, stage,
         f"--deepspeed_config ds.json {flags}"
     )
     report = checked(write(tmp_path, config, "ds.json"), launch=line)
-    assert ("megatron_deepspeed.experts" not in rules(report)) is is_taken
+    assert ("megatron_deepspeed.experts" not in str(rules(report))) is is_taken
+
+
+def test_megatron_deepspeed_without_its_switch_reads_no_configuration(tmp_path):
+    line = "deepspeed --num_gpus 4 pretrain_gpt.py --num-layers 2"
+    path = write(tmp_path, {"train_batch_size": 4}, "ds.json")
+    report = checked(path, launch=f"{line} --deepspeed_config ds.json")
+    assert rules(report) == ["megatron_deepspeed.switched_off"]
+    with pytest.raises(NotADsConfigError, match=r"Megatron-DeepSpeed .*without --deepspeed"):
+        read(write(tmp_path, f"{line} --zero-stage 1\n", "run.sh"))
+
+
+def test_a_hostfile_that_is_not_there_leaves_the_nodes_open(tmp_path):
+    path = write(tmp_path, {"train_micro_batch_size_per_gpu": 4}, "ds.json")
+    line = "deepspeed --hostfile none --num_nodes 2 train.py --deepspeed_config ds.json"
+    (open_part,) = checked(path, launch=line).not_judged
+    assert open_part.what == "the nodes of --hostfile"

@@ -2,7 +2,12 @@
 
 import pytest
 
-from autotune.engines.deepspeed.sources.script import made_arguments, own_defaults, trains_with
+from autotune.engines.deepspeed.sources.script import (
+    made_arguments,
+    own_defaults,
+    trains_with,
+    trls_defaults,
+)
 from tests.check.files import checked, rules, write
 
 PLAIN = """
@@ -41,7 +46,7 @@ _OPTIMIZER = "offload.script_optimizer"
         ("from transformers import TrainingArguments as A, HfArgumentParser as H", None),
         (PLAIN.replace("TrainingArguments", "Seq2SeqTrainingArguments"), set()),
         (DERIVED, {"adam_beta2", "max_grad_norm"}),
-        ("from trl import SFTConfig, TrlParser\nTrlParser(SFTConfig)", None),
+        ("from trl import SFTConfig, TrlParser\nTrlParser(SFTConfig)", {"learning_rate"}),
         ("from mine import TrainingArguments\nHfArgumentParser(TrainingArguments)", None),
         (PLAIN + "parser.set_defaults(learning_rate=1e-4)", None),
         ("from transformers import TrainingArguments\nTrainingArguments('out')", None),
@@ -263,3 +268,11 @@ def test_a_parser_without_the_rank_that_deepspeeds_launcher_adds(
     line = f"{launcher} train.py --deepspeed ds_config.json --lr 1\n"
     path = write(tmp_path, f"#!/bin/bash\n{line}", "run.sh")
     assert ("file.local_rank" in rules(checked(path))) is is_refused
+
+
+def test_trls_configuration_trains_in_bf16_unless_it_is_told(tmp_path):
+    made = "from trl import GRPOConfig\nGRPOConfig(output_dir='out', learning_rate=1e-5{})"
+    for more, unread, bf16 in (("", (), True), (", fp16=True", (), False), ("", ("fp16",), None)):
+        path = write(tmp_path, made.format(more), "train.py")
+        known = trls_defaults(path, {"fp16": bool(more)}, unread)
+        assert (known.get("bf16"), known["num_generations"]) == (bf16, 8)

@@ -97,10 +97,10 @@ def test_an_entry_is_read_as_it_is_spelled(tmp_path: Path) -> None:
         assert found.memory_bytes == pytest.approx(told.memory_bytes, abs=2**20)
 
 
-@pytest.mark.parametrize("entry", shipped_accelerators(), ids=lambda entry: entry.name)
-def test_an_entry_is_found_by_its_own_name(entry) -> None:
-    assert find_accelerator(entry.name) is entry
-    assert find_accelerator(entry.name.lower(), memory_gib=1.0) is entry
+def test_an_entry_is_found_by_its_own_name() -> None:
+    for entry in shipped_accelerators():
+        assert find_accelerator(entry.name) is entry
+        assert find_accelerator(entry.name.lower(), memory_gib=1.0) is entry
 
 
 def test_a_slice_of_a_device_is_not_the_device() -> None:

@@ -138,11 +138,26 @@ def test_what_leads(times_s, fit, sets, order):
     assert ranked(np.array(times_s), fits, fits, min_fit=0.9, **more).tolist() == order
 
 
-def test_no_row_before_the_plain_ones_shares_a_short_sequence(ranking):
-    assert JOB["seq_len"] < LONG_TOKENS
+def test_no_row_before_the_plain_ones_shares_a_short_sequence():
+    short = {**JOB, "seq_len": 8192, "global_batch": 128}
+    assert short["seq_len"] < LONG_TOKENS
+    ranking = rank_lattice(open_outlook(None, short, H100))
     assert {of_row(ranking, rank).get("sp", 1) for rank in range(1, 30)} == {1}
+    assert ranking.is_on_front(1) or ranking.is_on_front(2)
     long = open_outlook(None, {**JOB, "seq_len": 65_536, "global_batch": 8}, H100)
     assert of_row(rank_lattice(long), 1)["sp"] > 1
+
+
+def test_on_one_rank_stages_that_shard_nothing_are_one_choice():
+    alone = {**JOB, "model": "qwen3-0.6b", "world": 1, "global_batch": 32}
+    found = rank_lattice(open_outlook(None, alone, FleetWishes(gpu="RTX-4090")))
+    rows = [of_row(found, rank) for rank in range(1, 40)]
+    tiers = [
+        {row.get(f"offload.{part}", "none") for part in ("optimizer", "param")} for row in rows
+    ]
+    stages = [(row["zero.stage"], tier == {"none"}) for row, tier in zip(rows, tiers, strict=True)]
+    assert {stage for stage, is_on_device in stages if is_on_device} == {0}
+    assert {1, 2} <= {stage for stage, is_on_device in stages if not is_on_device}
 
 
 def test_strain_counts_degrees(outlook):
@@ -247,6 +262,9 @@ def test_rows_that_train_the_same_numbers_lead_and_the_best_other_stands_below(m
     wanted = [f"{name}={format_value(value)}" for name, value in other["candidate"].items()]
     outlook = open_outlook(None, {**keys, "engine": "megatron"}, H100)
     assert explain_candidate(outlook, wanted).place == n_same + 1
+    for row in below:
+        notes = f"changes the training ({', '.join(row['changes_training'])})"
+        assert not row["changes_training"] or notes in said
 
 
 SPACE_WITH_FP8 = DATA["SPACE_WITH_FP8"]

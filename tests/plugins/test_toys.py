@@ -22,6 +22,7 @@ from autotune.testing import (
     TransportContract,
     WorkloadContract,
 )
+from tests.command_line import autotune
 from tests.hasty import HASTY
 from tests.report.test_terminal import exportable
 from tests.trials import CPU
@@ -117,20 +118,19 @@ def test_the_toy_fleet_trains_the_toy_workload_on_gangs_of_two_nodes(tmp_path: P
     assert (study.best_folder / "train.py").read_text(encoding="utf-8") == text
 
 
+def rendered(folder: Path, job: Path, dialect: str, *knobs: str) -> Path:
+    """Files of a candidate, as the command line writes them."""
+    words = ("render", "--job", job, "--to", dialect, "--out", folder / "out")
+    settings = (word for knob in ("micro_batch=4", *knobs) for word in ("--set", knob))
+    done = autotune(*map(str, words), *settings, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
 def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("{model: tiny-gpt2, seq_len: 64, global_batch: 16, world: 2}", encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "autotune", "render", "--job", job, "--to", "toy-ini"),
-            *("--set", "zero.stage=2", "--set", "micro_batch=4", "--out", tmp_path / "out"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    out = tmp_path / "out"
+    out = rendered(tmp_path, job, "toy-ini", "zero.stage=2")
     assert "zero.stage = 2" in (out / "knobs.ini").read_text(encoding="utf-8")
     assert "seq 2); do RANK=$rank python show.py" in (out / "loop.sh").read_text(encoding="utf-8")
     marker = json.loads((out / "autotune_export.json").read_text(encoding="utf-8"))
@@ -142,12 +142,7 @@ def test_a_workload_without_settings_has_a_readme(tmp_path: Path, dialect: str) 
     job = tmp_path / "job.yaml"
     lines = "{model: tiny-gpt2, seq_len: 64, global_batch: 16, world: 2, workload: toy-short}"
     job.write_text(lines, encoding="utf-8")
-    out = tmp_path / "out"
-    flags = ("--job", job, "--to", dialect, "--set", "micro_batch=4", "--out", out)
-    command = [sys.executable, "-m", "autotune", "render", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert (out / "README.md").exists()
+    assert (rendered(tmp_path, job, dialect) / "README.md").exists()
 
 
 def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from autotune.base.errors import RenderError
 from autotune.check.run import CheckRun, Unread
-from autotune.report.check.github import github_lines
-from autotune.report.check.sarif import sarif_log
+from autotune.report.check.tools import github_lines, sarif_log
 from tests.check.files import checked, write
 
 TEXT = """\

@@ -1,4 +1,6 @@
+import itertools
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
 from autotune.search.interrupt import Interrupt
@@ -240,11 +243,23 @@ def cut(study: Study, number: int, how: str) -> None:
         (folder / "result.json").write_text(left)
 
 
-@pytest.mark.parametrize("how", ["no spec", "in flight", "truncated result", "zeros"])
-@pytest.mark.parametrize("number", [0, 6, 12, 15])
-def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
-    job = make(trials=6)
-    whole = search(study, job)
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, SearchAnswer]:
+    """A whole search, of which each cut gets a copy."""
+    study = Study(tmp_path_factory.mktemp("whole"), "scripted")
+    return study, search(study, make(trials=6))
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        *itertools.product((0, 6, 12, 15), ("no spec", "in flight", "truncated result")),
+        (6, "zeros"),
+    ],
+)
+def test_resumes_from_a_cut_at_any_write(study: Study, searched, number: int, how: str):
+    job, (known, whole) = make(trials=6), searched
+    shutil.copytree(known.folder, study.folder, dirs_exist_ok=True)
     before = {
         t.spec.identity.number: t.result for t in study.trials() if t.spec.identity.number < number
     }
@@ -331,10 +346,9 @@ def test_a_folder_without_a_spec_is_said_and_left(study: Study):
     assert next(trial.spec.identity.number for trial in study.trials()) == 1
 
 
-@pytest.mark.parametrize("n_trials", [5, 9])
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
-def test_a_winner_whose_record_is_gone_runs_again_and_wins(study, n_trials, sampler):
-    job = make(trials=n_trials, sampler=sampler)
+def test_a_winner_whose_record_is_gone_runs_again_and_wins(study, sampler):
+    job = make(trials=9, sampler=sampler)
     first = search(study, job)
     (study.trial_folder(first.best.trial) / "spec.json").write_text("{")
     fleet = ScriptedFleet(realistic)

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.engines.deepspeed.knobs.situation import stages
 from autotune.job.model import load_model
-from autotune.job.published import preset_table
+from autotune.job.published import find_presets
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
 from tests.cases import data_beside
 
@@ -162,7 +162,7 @@ def test_a_config_that_lacks_a_size_is_refused():
 
 
 @pytest.mark.parametrize(
-    "name", [preset.name for preset in preset_table() if preset.family in FAMILIES]
+    "name", [preset.name for preset in find_presets("") if preset.family in FAMILIES]
 )
 def test_it_has_as_many_parameters_as_the_model_and_the_same_stages(name):
     """Stages are known before DeepSpeed cuts them."""

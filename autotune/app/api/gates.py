@@ -1,6 +1,6 @@
 """`autotune.gate`: a stored best, measured again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from autotune.app.gate import run_gate
 from autotune.app.session import obtained_fleet
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.base.text import Ask, Say
 from autotune.fleet.options import options_of
 from autotune.record.gate import Gate, GateVerdict
 from autotune.report.shown import Shown
@@ -35,9 +36,9 @@ def gate(
     fleet: str = "local",
     fleet_option: str | Sequence[str] = (),
     trust_job: bool = False,
-    note: Callable[[str], None] | None = None,
-    ask: Callable[[str], bool] | None = None,
-    agree: Callable[[str], None] | None = None,
+    note: Say | None = None,
+    ask: Ask | None = None,
+    agree: Say | None = None,
 ) -> Gated | None:
     """Measure a stored best again, as `autotune compare --against` does; None: Ctrl-C ended it.
 

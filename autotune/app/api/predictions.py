@@ -1,7 +1,7 @@
 """`autotune.plan`, `explain`, `estimate`, `estimate_rows`: what the cost model says, as values."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
@@ -13,6 +13,7 @@ from autotune.app.planning import export_ranked, open_outlook
 from autotune.app.steering import what_predicts
 from autotune.base.errors import JobError, StudyError
 from autotune.base.flags import called, flag
+from autotune.base.text import Ask, Say
 from autotune.contract import KnobValue
 from autotune.cost.knowledge import Lesson, file_for, read_lessons
 from autotune.job.job import given_keys, keys_of
@@ -37,8 +38,6 @@ if TYPE_CHECKING:  # heavy, and only for some of these
 
 Settings = str | Mapping[str, KnobValue]
 """`knob=value`, or a mapping of them, such as the `best` of a search."""
-Note = Callable[[str], None]
-Ask = Callable[[str], bool]
 One = TypeVar("One", bound=Estimated)
 
 
@@ -52,7 +51,7 @@ class PredictionFlags(TypedDict, total=False):
     nvlink: str
     knowledge: str | Path
     no_knowledge: bool
-    note: Note | None
+    note: Say | None
     ask: Ask | None
 
 
@@ -97,7 +96,7 @@ class Planned(Shown[Ranking]):
         rank: int | None = None,
         to: str | None = None,
         launcher: str | None = None,
-        note: Note | None = None,
+        note: Say | None = None,
     ) -> list[Path]:
         """Write the files of the candidate of a rank to a folder.
 
@@ -137,7 +136,7 @@ class PredictedCandidate(Shown[One]):
     @property
     def knobs(self) -> Mapping[str, Any]:
         """Knob -> value, those that were not named included."""
-        return dict(self.value.knobs)
+        return dict(self.value.candidate.values)
 
     @property
     def step_time_s(self) -> float:
@@ -300,7 +299,7 @@ def estimate_rows(
     )
 
 
-def taught_by(knowledge: Path | None, is_unused: bool, *, say: Note) -> Sequence[Lesson]:
+def taught_by(knowledge: Path | None, is_unused: bool, *, say: Say) -> Sequence[Lesson]:
     """What trials taught, by the file of the user's or this machine's; empty where unused."""
     file = file_for(knowledge, is_used=not is_unused)
     try:
@@ -332,7 +331,7 @@ def _outlook(flags: Mapping[str, Any], *, ranks_all: bool = True) -> Outlook:
     Says what the predictions go by where the user named a table, and which model they are about
     where the user named none.
     """
-    say: Note = flags.get("note") or (lambda _: None)
+    say: Say = flags.get("note") or (lambda _: None)
     job = flags.get("job")
     names = keys_of("plan")
     keys = {name: value for name, value in flags.items() if name in names}

@@ -13,6 +13,7 @@ from autotune.app.api.keys import SearchKeys
 from autotune.app.exports import export_study
 from autotune.app.searching import answer_as_dict, run_searches
 from autotune.base.flags import called
+from autotune.base.text import Say
 from autotune.cost.knowledge import file_for
 from autotune.fleet.options import options_of
 from autotune.record.study import Study
@@ -99,7 +100,7 @@ def search(
     no_knowledge: bool = False,
     ladder: bool = False,
     progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Say | None = None,
     **flags: Unpack[SearchKeys],
 ) -> Searched:
     """Search for the fastest configuration, as `autotune search` does; the same call resumes.
@@ -171,9 +172,7 @@ def search(
 class _CallObserver(Observer):
     """Shows a search to whoever called it."""
 
-    def __init__(
-        self, session: Session, progress: Progress | None, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, session: Session, progress: Progress | None, note: Say) -> None:
         is_notebook = Console().is_jupyter
         context, objective = session.lattice.context, session.job.objective.name
         self._tell, self._note = progress if callable(progress) else None, note

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, dropwhile
+from itertools import chain, dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +95,20 @@ _MOST_AGAIN = 2**18
 that are sourced or started, what variables put in."""
 _ASKED_FOR = ("NPROC_PER_NODE", "NNODES", "FORCE_TORCHRUN")
 """Variables without which a program starts other ranks; a file that is not read may set them."""
+_ELEMENT = re.compile(r"\[[^]]*\]\+?=")
+"""An element of an array, with its number or name."""
+_DECLARED_ODD = re.compile(r"-\w*[Ailnu]")
+"""An option by which a variable is not the text that it is given."""
+_FLAGS = re.compile(r"([-+])(\w+)(?: (\w+))?")
+"""What `set` switches on or off."""
+_BY_PROGRAM = re.compile(r"\$\(|`|\$\{[^}]*\s")
+"""What only the shell knows, and may hold blanks."""
+_QUOTED_DEFAULT = [re.compile(rf"\$\{{\w+:?[-=].*{end}") for end in (r"['\"].*\s", "'")]
+"""A default whose quotes keep words together; a quote in quotes is a sign like others."""
+_HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=/|\Z)")
+_PATTERN = re.compile(r"(?:\A|\s)[^\s=]*?(?:[*?]|\[[^]\s]+])")
+"""Signs for which the shell puts in names of files; hardly any begins like a flag with its `=`."""
+_BRACES = re.compile(r"\{\S*(?:,|\.\.)\S*\}")
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 
 _Changes = dict[str, Value | None]
@@ -111,6 +125,7 @@ class _Truth(NamedTuple):
 
 
 _OPEN = _Truth(None)
+_OF_LOOPS = ("break", "continue")
 _TRUTHS = {"true": _Truth(True), ":": _Truth(True), "false": _Truth(False)}
 """Commands that say it by their names."""
 
@@ -250,14 +265,9 @@ class _Branch:
 class _End(Exception):
     """A `return`, `exit`, `break` or `continue` that runs."""
 
-    def __init__(self, name: str, why: str, n_loops: int) -> None:
+    def __init__(self, name: str, why: str) -> None:
         super().__init__(name)
-        self.name, self.why, self.n_loops = name, why, n_loops
-
-    def leaves(self) -> bool:
-        """Leave a loop: whether it was the last one that ends here."""
-        self.n_loops -= 1
-        return self.n_loops == 0 and self.name in ("break", "continue")
+        self.name, self.why = name, why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +279,7 @@ class _Text:
     """The file that it is, or that holds it; None: none that it sources is read."""
     within: tuple[str, ...]
     """The commands that hand it on."""
-    doubts: Sequence[str]
+    doubts: Sequence[str] = ()
     """Why the text may be another, where a command hands it on."""
     is_function: bool = False
     is_part: bool = False
@@ -310,24 +320,32 @@ class _Reader:
         self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
+        self._odd: set[str] = set()
+        """Variables that are not the text that they are given: numbers, other names."""
+        self._flags: set[str] = set()
+        """Those that `set` has switched on: `a` exports all, `e` ends at a fault."""
+        self._n_asked = 0
+        """Conditions around, in which a fault ends nothing."""
         self._locals: set[str] = set()
         """Variables of the function that is gone through alone."""
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
         self.written: dict[str, str] = {}
+        self._may_be_written: dict[str, str] = {}
+        """Path -> why only the shell knows whether the file is what is written there."""
+        self._is_branch = False
+        """Whether only the shell knows if it runs."""
         self._place = 0
         """Where the last simple command begins that stands in the text itself."""
         self._last = -1
         """Where the last simple command begins."""
         self._gone: list[str] = []
         """Files that it sources and that are not read, in words."""
-        self._here = _Text(lines=(), path=None, within=(), doubts=())
+        self._here = _Text(lines=(), path=None, within=())
         self._doubts: list[str] = []
         """Why values that are put into the command may be others; empty: as of `Value.why`."""
         self._ends: list[_End] = []
         """Those of the function or the loop here of which only the shell knows if they run."""
-        self._is_aside = False
-        """Whether it runs only if values are others."""
         self._is_rehearsed = False
         """Whether a loop is gone through to see what it changes."""
         self._n_loops = 0
@@ -349,16 +367,11 @@ class _Reader:
                     given = {**self._doubted(), "@": Value()}
                     self._branch(None, partial(self._run, function), given)
 
-    def read(
-        self,
-        chars: Chars,
-        path: Path | None,
-        within: tuple[str, ...] = (),
-        doubts: Sequence[str] = (),
-    ) -> None:
+    def read(self, chars: Chars, path: Path | None, within: tuple[str, ...] = ()) -> None:
         """Take all commands of a text; the arguments are those of `_Text`."""
-        text = _Text(lines=lines_of(chars), path=path, within=within, doubts=doubts)
-        self._run(replace(text, is_function=self._depth > 0))
+        is_inner = self._depth > 0
+        text = _Text(lines=lines_of(chars), path=path, within=within, is_function=is_inner)
+        self._run(text)
 
     def _run(self, text: _Text) -> _Truth:
         """Take a text up to where it returns."""
@@ -401,6 +414,7 @@ class _Reader:
 
     def _and_or(self, line: Line) -> _Truth:
         truth = _Truth(True)
+        self._n_asked += len(line) > 1
         for joint, is_negated, parts in line:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
@@ -411,6 +425,10 @@ class _Reader:
             if runs and branch.truth.holds is not None:
                 holds = branch.truth.holds is not is_negated
             truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
+        self._n_asked -= len(line) > 1
+        is_fault = truth == (False, False) and not (len(line) > 1 or line[0][1])
+        if is_fault and "e" in self._flags and not self._n_asked:
+            raise _End("exit", "")
         return truth
 
     def _pipeline(self, parts: Sequence[Node]) -> _Truth:
@@ -433,11 +451,11 @@ class _Reader:
             try:
                 self._loop(node)
             except _End as end:
-                if not end.leaves():
+                if end.name not in _OF_LOOPS:
                     raise
             finally:
                 self._n_loops -= 1
-                self._ends[n_ends:] = [one for one in self._ends[n_ends:] if not one.leaves()]
+                self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name not in _OF_LOOPS]
         else:
             name, lines = plain(node.words[0]), node.lines
             before = self._functions.get(name)
@@ -456,8 +474,12 @@ class _Reader:
                 truth = self._matching([choice.word, *patterns]) if choice.word else _OPEN
                 is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
-                truth = self._list(condition) if condition else _Truth(True)
-                is_all = not condition
+                asks = partial(self._asked, condition)
+                asked = self._branch(
+                    True if has_run is False else None, asks, may_differ=may_differ
+                )
+                self._merge([asked], self._why(choice))
+                truth, is_all = asked.truth if condition else _Truth(True), not condition
             runs = None if has_run is None else truth.holds
             runs = False if has_run or truth.holds is False else runs
             decides = may_differ if has_run else truth.may_differ
@@ -468,6 +490,12 @@ class _Reader:
             if has_run and not may_differ:
                 break
         self._merge(branches, self._why(choice), is_all=is_all)
+
+    def _asked(self, condition: Sequence[Line]) -> _Truth:
+        self._n_asked += 1
+        truth = self._list(condition)
+        self._n_asked -= 1
+        return truth
 
     def _matching(self, words: Sequence[Chars]) -> _Truth:
         """Whether the word of a `case` is of the patterns behind it."""
@@ -502,6 +530,8 @@ class _Reader:
                 before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         branch = self._branch(None, take, given)
+        if branch.ends and loop.name == "while" and _is_endless(loop):
+            raise _End("exit", "")
         if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -528,10 +558,9 @@ class _Reader:
         try:
             self._list(loop.lines)
         except _End as end:
-            if end.name != "continue" or end.n_loops > 1:
+            if end.name != "continue":
                 raise
-        ends = self._ends[n_ends:]
-        self._ends[n_ends:] = [e for e in ends if e.name != "continue" or e.n_loops > 1]
+        self._ends[n_ends:] = [e for e in self._ends[n_ends:] if e.name != "continue"]
         return _OPEN
 
     @contextlib.contextmanager
@@ -549,8 +578,29 @@ class _Reader:
     @contextlib.contextmanager
     def _shell(self, given: _Changes | None = None) -> Iterator[None]:
         """A shell of its own: what it changes and where it ends are its own."""
-        with self._scope(given), contextlib.suppress(_End):
-            yield
+        exported, self._exported = self._exported, {*self._exported}
+        try:
+            with self._scope(given), contextlib.suppress(_End):
+                yield
+        finally:
+            self._exported, self._environment = exported, None
+
+    @contextlib.contextmanager
+    def _lent(self, own: Mapping[str, Value], words: _Changes | None = None) -> Iterator[None]:
+        """Let commands have variables of their own, and the `words` that a function is given."""
+        exported, outer = self._exported, self._locals
+        self._exported, self._locals = exported | own.keys(), {*(words or outer), *own}
+        self._environment = None
+        try:
+            with self._scope({**(words or {}), **own}) as changes:
+                yield
+        finally:
+            inner = own.keys() if words is None else self._locals
+            self._locals = outer
+            self._exported -= inner - exported
+            self._environment = None
+            for name in changes.keys() - inner:
+                self._put(name, changes[name])
 
     def _branch(
         self,
@@ -564,8 +614,8 @@ class _Reader:
         if runs is not None and not may_differ:
             truth = take() if runs else _OPEN
             return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
-        is_aside = self._is_aside
-        self._is_aside = is_aside or runs is False
+        is_branch = self._is_branch
+        self._is_branch = is_branch or runs is not True
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
             try:
@@ -573,7 +623,7 @@ class _Reader:
             except _End as end:
                 branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_aside = is_aside
+        self._is_branch = is_branch
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -606,19 +656,24 @@ class _Reader:
         documents = [one.document for one in command.targets if one.document]
         self._n_left -= sum(map(len, (*command.words, *documents)))
         fields = [self._element(word) for word in command.words]
+        if fields and fields[0].raw == "read":
+            fields += [self._element(one.chars) for one in command.targets if one.text == "<<<"]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
         n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
         if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
             del fields[n_set]
         name = fields[n_set].raw if fields else ""
-        if name in ("return", "exit") or (self._n_loops and name in ("break", "continue")):
-            levels = "".join(one.text for one in fields[n_set + 1 :])
-            n_loops = min(int(levels), self._n_loops) if levels.isdecimal() else 1
-            raise _End(name, f"{self._line(command.place)} decides by `{name}`", n_loops)
-        if fields and not self._sets(fields) and not self._sources(fields):
-            self._runs(fields)
+        if name in ("return", "exit") or (self._n_loops and name in _OF_LOOPS):
+            if name in _OF_LOOPS and len(fields) > n_set + 1:
+                self._lose(f"{self._line(command.place)} leaves several loops")
+            raise _End(name, f"{self._line(command.place)} decides by `{name}`")
+        own = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
+        is_lent = own and name in ("eval", "source", ".")
+        with self._lent(own) if is_lent else contextlib.nullcontext():
+            if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
+                self._runs(fields)
         if name == "exec" and len(fields) > n_set + 1:
-            raise _End("exit", "", 0)
+            raise _End("exit", "")
         self._document(fields, files)
         if len(fields) > 1 and name in ("[", "[["):
             return _Truth(truth_of(fields), any(one.may_differ for one in fields))
@@ -640,6 +695,8 @@ class _Reader:
     def _put(self, name: str, value: Value | None) -> None:
         """Let a variable hold a value; None: it is not set."""
         self._variables[name] = value
+        if "a" in self._flags and re.fullmatch(NAME, name):
+            self._exported.add(name)
         if name in self._exported:
             self._environment = None
 
@@ -670,7 +727,9 @@ class _Reader:
             return Field(raw, [chars], chars[0][1])
         if (inside := elements(chars)) is None:
             return self._field(chars, is_split=not ASSIGNS.match(raw))
-        items = [item for one in inside for item in self._field(one).items]
+        inside_fields = [self._field(one) for one in inside]
+        self._doubts += [one.pattern for one in inside_fields if one.pattern]
+        items = [item for one in inside_fields for item in one.items]
         return Field(raw, items, chars[0][1], True, len(self._doubts) > before)
 
     def _field(self, chars: Chars, *, is_split: bool = True, is_document: bool = False) -> Field:
@@ -678,7 +737,8 @@ class _Reader:
         raw, at, is_quoted, before = plain(chars), 0, is_document, len(self._doubts)
         done: list[Chars] = []
         word: Chars | None = None
-        is_gone = False
+        is_gone, bare, bare_literal = False, "", ""
+        is_open = is_split and self._variables.get("IFS") is not None
         while (found := _PIECE.match(raw, at)) is not None:
             continued, escaped, single, quote, expands = found.groups()
             start, at = at, found.end()
@@ -689,10 +749,19 @@ class _Reader:
                 with contextlib.suppress(OpenError):
                     at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
-                if (values := self._put_in(part)) is not None:
-                    if not is_split or (is_quoted and re.search(r"\[\*\]|\$\*", plain(part))):
+                is_listed = is_quoted and re.search(r"\[\*\]|\$\*", plain(part)) is not None
+                values = self._put_in(part)
+                by_program = any(_BY_PROGRAM.search(plain(value)) for value in values or ())
+                if is_split and not is_quoted and by_program:
+                    values = None  # a blank in it splits no word
+                if _QUOTED_DEFAULT[is_quoted].match(plain(part)):
+                    values = None
+                if values is not None and not (is_open and (is_listed or not is_quoted)):
+                    if not is_split or is_listed:
                         values = joined(values)
                     is_whole = is_quoted or not is_split
+                    whole = "" if is_whole else " ".join(map(plain, values))
+                    bare += "" if UNKNOWN.search(whole) else whole
                     is_gone = is_gone or not values  # "$@" of no words is none
                     pieces = values if is_whole else split(values, joins=word is not None)
                     for number, piece in enumerate(pieces):
@@ -710,10 +779,16 @@ class _Reader:
                 part = part[1:-1]
             elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
+            elif not (is_quoted or expands):
+                bare, bare_literal = bare + plain(part), bare_literal + plain(part)
+                if start == 0 and (home := _HOME.match(bare)):
+                    part = [*part[: home.end() - 1], *unplaced("$HOME"), *part[home.end() :]]
             word = (word or []) + part
         items = done if word is None or (is_gone and not word) else [*done, word]
-        place = chars[0][1] if chars else -1
-        return Field(raw, items, place, may_differ=len(self._doubts) > before)
+        place, pattern = chars[0][1] if chars else -1, ""
+        if is_split and (_PATTERN.search(bare) or _BRACES.search(bare_literal)):
+            pattern = f"{self._line(place)} has `{raw}`, for which the shell puts in other words"
+        return Field(raw, items, place, may_differ=len(self._doubts) > before, pattern=pattern)
 
     def _document(self, fields: Sequence[Field], targets: Sequence[tuple[Token, Field]]) -> None:
         """Keep the here-documents of a command, where they go to a file or a variable."""
@@ -729,9 +804,13 @@ class _Reader:
             body = target.document
             if word.raw[:1] not in ("'", '"', "\\"):
                 body = self._field(body, is_split=False, is_document=True).chars
-            if name and not (self._is_aside and path in self.written):
+            if name:
+                self._may_be_written.pop(path, None)
+                if self._is_branch:
+                    self._may_be_written[path] = f"{self._line(word.place)} may not write {path}"
                 above = max(0, target.document[0][1]) if target.document else 0
-                self.written[path] = "\n" * (line_of(self._text, above) - 1) + plain(body)
+                held = "\n" * (line_of(self._text, above) - 1) + plain(body)
+                self.written[path] = self.written.get(path, held) if self._is_branch else held
             elif command == "read" and not name and any(re.match(r"-\w*d", f.raw) for f in fields):
                 self._put(fields[-1].text, Value([body]))
             elif not name and _reads_commands(texts := [one.text for one in fields]):
@@ -799,6 +878,11 @@ class _Reader:
             elif name == "pwd":
                 printed = here
             elif name in ("dirname", "realpath", "readlink"):
+                if name == "dirname" and os.path.normpath(rest[0]).rpartition("/")[2] in (
+                    ".",
+                    "..",
+                ):
+                    return None  # the folder above one that only the shell names
                 printed = rest[0] if name != "dirname" else os.path.dirname(rest[0]) or "."
             else:
                 return None
@@ -814,9 +898,15 @@ class _Reader:
         texts = [one.raw if one.is_array else one.text for one in fields]
         touched = touched_by(texts)
         self._forget(touched)
+        for name in touched:
+            if names[0] in ("mapfile", "readarray") or any(f"{name}[" in one for one in texts):
+                self._put(name, Value(is_array=True))
         if names[0] == "unset":
-            for name in touched:
+            for name in {*touched}.intersection(texts):
                 self._put(name, None)
+        if names[0] == "set" and (flags := _FLAGS.match(" ".join(names[1:]))):
+            change = self._flags.update if flags[1] == "-" else self._flags.difference_update
+            change({"allexport": "a", "errexit": "e"}.get(flags[3], flags[2]))
         if names[0] in OPTION_READERS:
             self._n_options_read += 1
         if names[0] == "shift" and (words := self._variables.get("@")) is not None:
@@ -848,8 +938,11 @@ class _Reader:
                     self._put(name, None)
                 if is_local:
                     self._locals.add(name)
-                if not is_local or any(re.match(r"-\w*x", one) for one in names):
+                if names[0] == "export" or any(re.match(r"-\w*x", one) for one in names):
                     self._exported.add(name)
+                if any(map(_DECLARED_ODD.match, names)):
+                    self._odd.add(name)
+                    self._forget([name])
                 self._environment = None
         return True
 
@@ -858,15 +951,18 @@ class _Reader:
         before = self._variables.get(name) if is_added else None
         if before is not None and before.items is not None and value.items is not None:
             items = [*before.items, *value.items]
-            if not before.is_array:
+            if not (before.is_array or value.is_array):
                 items = [[char for item in items for char in item]]
-            value = before._replace(items=items)
+            value = before._replace(items=items, is_array=before.is_array or value.is_array)
         elif before is not None:
             value = before
-        elif not given.is_array and re.search(r"\$\(|`", plain(given.value)):
+        elif not given.is_array and _BY_PROGRAM.search(plain(given.value)):
             value = Value()  # what a program says
-        if (held := self._variables.get(name)) and held.is_array and not given.is_array:
-            value = Value()  # it is the first element
+        held, starts = self._variables.get(name), [plain(one) for one in value.items or ()]
+        if held and held.is_array and not given.is_array:
+            value = Value(is_array=True)  # it is the first element
+        if name in self._odd or (value.is_array and any(map(_ELEMENT.match, starts))):
+            value = Value()
         value = value._replace(why=next(filter(None, self._doubts), value.why))
         self._put(name, value.differing(given.may_differ))
 
@@ -875,7 +971,7 @@ class _Reader:
         path = self._here.path
         if path is None or len(fields) < 2 or fields[0].raw not in ("source", "."):
             return False
-        name, outer, commands = fields[1].text, self._variables.get("BASH_SOURCE"), self.commands
+        name, outer = fields[1].text, self._variables.get("BASH_SOURCE")
         if name.endswith(_OF_PYTHON):
             return True
         found = self._found(name, path)
@@ -887,12 +983,10 @@ class _Reader:
                 raise RenderError(f"{name}: is read too often", "")
             self._put("BASH_SOURCE", Value([unplaced(str(found))]))
             self.sourced.append(found)
-            self.commands = []  # those are none of the file's own
             self.read(chars, found)
         except (RenderError, OpenError):
             self._lose(f"{name}, which {self._line(fields[0].place)} sources, is not read")
         finally:
-            self.commands = commands
             self._put("BASH_SOURCE", outer)
         return found is not None
 
@@ -906,7 +1000,8 @@ class _Reader:
         if not words:
             return
         texts = tuple(word.text for word in words)
-        own = {one.raw.partition("=")[0]: plain(one.value) for one in fields[:n_set]}
+        before = [*fields[:n_set], *(_set_by_env(rest[1:]) if texts[0] == "env" else ())]
+        own = {one.text.partition("=")[0]: plain(one.value) for one in before}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
             self._follow(Field("", parts, fields[0].place), ("eval",), {})
@@ -915,11 +1010,14 @@ class _Reader:
             folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
+        patterns = [one.pattern for one in rest]
         at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
         held_values = [(name, self._variables.get(name)) for name in names]
-        unread = [*self._doubts, *(held.why for _, held in held_values if held)]
+        unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
             unread += self._gone
+        if self._may_be_written:
+            unread += [self._may_be_written.get(os.path.normpath(one), "") for one in texts]
         blank_in = ""
         if rest[-1].raw[:1] == "\\" and texts[-1].isspace():
             blank_in = str(here.path) if self._file else self._line(rest[-1].place)
@@ -939,7 +1037,9 @@ class _Reader:
             blank_in=blank_in,
         )
         self.commands.append(command)
-        sets = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
+        if any(patterns):  # whom it starts gets other words
+            items.append(Field("", [unplaced("${*[@]}")], -1))
+        sets = {one.text.partition("=")[0]: Value([one.value]) for one in before}
         if texts[0] in self._functions:
             return self._calls(command, [item for one in items[1:] for item in one.items], sets)
         for first, is_text in _started_by(texts):
@@ -1005,20 +1105,13 @@ class _Reader:
             self._lose(f"`{name}` is a function that is not followed in all its calls")
             return
         self._called.add(name)
-        around, outer = self._exported, self._locals
-        self._exported, self._locals = around | own.keys(), {"@", *own}
-        self._environment = None
         try:
-            with self._scope({**self._handed(given), **own}) as changes:
+            with self._lent(own, {"@": self._variables.get("@"), **self._handed(given)}):
                 self._run(function)
         finally:
-            inner, self._locals = self._locals, outer
-            self._exported -= inner - around
             ran = self.commands[n_commands:]
             del self.commands[n_commands:]
             self._started([word.text for word in command.words[1:]], ran)
-        for one in changes.keys() - inner:
-            self._put(one, changes[one])
 
     def _handed(self, given: list[Chars]) -> _Changes:
         """What `$@` is where words are handed on; nothing: what it is here."""
@@ -1046,17 +1139,33 @@ class _Reader:
         is_part = words == ("eval",)
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
         here = replace(here, is_function=is_part and here.is_function)
-        unexported = self._variables.keys() - self._exported - {"PWD", "0"}
+        unexported = self._variables.keys() - self._exported - {"PWD"}
         inside: _Changes = {**dict.fromkeys(["@", *unexported], Value()), **own}
         shell = contextlib.nullcontext() if is_part else self._shell(inside)
         with contextlib.suppress(OpenError), shell:
+            if own and not is_part:
+                self._exported |= own.keys()
+                self._environment = None
             self._run(replace(here, lines=lines_of(chars)))
+
+
+def _is_endless(loop: Block) -> bool:
+    """Whether the condition of a loop always holds: `while true`."""
+    ((_, is_negated, (first, *_)), *rest) = loop.lines[0]
+    words = [*map(plain, first.words)] if isinstance(first, Simple) else []
+    return not (is_negated or rest) and words in (["true"], [":"])
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:
     """Variables of a loop of some words: `N in ...`, `((N=0; N<8; N++))`."""
     first = plain(words[0]) if words else ""
     return touched_by([first]) if first.startswith("((") else [first]
+
+
+def _set_by_env(fields: Sequence[Field]) -> Sequence[Field]:
+    """The variables that `env` sets, of the words behind it."""
+    named = takewhile(lambda one: one.text[:1] == "-" or ASSIGNS.match(one.text), fields)
+    return [one for one in named if one.text[:1] != "-"]
 
 
 def _name(text: str) -> str:
@@ -1099,18 +1208,19 @@ def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:
 def _one_of(name: str, before: Value | None, values: Sequence[Value | None], why: str) -> Value:
     """A variable that holds one of some values: it, or what all of them begin with."""
     texts = [None if one is None else one.texts for one in values]
+    is_array = any(one.is_array for one in values if one)
     first, begin = values[0], None if before is None else before.texts
     if first is not None and texts[0] is not None and texts.count(texts[0]) == len(texts):
         return first.differing(any(one.why is not None for one in values if one))
     if before is None or before.items is None or begin is None:
-        return Value(why=why)
+        return Value(None, is_array, why)
     rest = [*before.items, unplaced(f"${{{name}[@]}}")]
     if before.is_array:
         is_added = all(one is not None and one[: len(begin)] == begin for one in texts)
     else:
         blank, rest = f"{''.join(begin)} ", joined(rest)
         is_added = all(one and (one == begin or one[0].startswith(blank)) for one in texts)
-    return before._replace(items=rest, why=why) if is_added else Value(why=why)
+    return before._replace(items=rest, why=why) if is_added else Value(None, is_array, why)
 
 
 def _sourced(name: str, base: Path) -> Path | None:

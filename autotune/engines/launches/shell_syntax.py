@@ -28,7 +28,6 @@ _REDIRECTS = re.compile(r"\d*(<<<|<<-?|>>|>&|<&|>\||<>|&>>?|[<>](?!\())[ \t]*")
 _ARRAY = re.compile(rf"{NAME}\+?=\(")
 _PLAIN = re.compile(r"[^\s;&|()<>'\"`\\$]*+")
 _OPENS = re.compile(r"['\"`\\$]|[<>]\(")
-_CASES = re.compile(r"\bcase\s+\S+\s+in\b|(?:^|[;\s])(esac)\b")
 _QUOTES = re.compile(r"['\"\\]")
 _NAMED = re.compile(rf"\$(?:{NAME}|[\d@*#])?")
 _ESCAPED = re.compile(r"\$'(?:[^'\\]|\\.)*+'", re.DOTALL)
@@ -68,7 +67,7 @@ def end_of(text: str, at: int) -> int:
     Raises:
         OpenError: It does not close.
     """
-    begun, closers, starts = at, list[str](), list[int]()
+    begun, closers = at, list[str]()
     while True:
         inside = closers[-1] if closers else ""
         if inside and (found := _INSIDE[inside].match(text, at)):
@@ -77,11 +76,8 @@ def end_of(text: str, at: int) -> int:
         char, step = sign[:1], 1
         if not char or len(closers) > MOST_NESTED:
             raise OpenError(text[begun : begun + 2], begun)
-        if char == inside == ")" and _is_in_case(text[starts[-1] : at]):
-            pass  # of a pattern
-        elif char == inside:
+        if char == inside:
             closers.pop()
-            starts.pop()
         elif char == "\\":
             step = 3 if text[at + 1 : at + 3] == "\r\n" else 2
         elif sign in ("$(", "<(", ">(", "${"):
@@ -102,14 +98,8 @@ def end_of(text: str, at: int) -> int:
         elif (char, inside) in (("(", ")"), ("(", ""), ("{", "}")):
             closers.append(")" if char == "(" else "}")
         at += step
-        starts += [at] * (len(closers) - len(starts))
         if not closers:
             return min(at, len(text))
-
-
-def _is_in_case(text: str) -> bool:
-    ends = [found[1] for found in _CASES.finditer(text)] if "case" in text else []
-    return 2 * sum(map(bool, ends)) < len(ends)
 
 
 def tokens_of(chars: Chars) -> list[Token]:
@@ -124,7 +114,7 @@ def tokens_of(chars: Chars) -> list[Token]:
         start, document = at, None
         if redirects := _REDIRECTS.match(text, at):
             start, at = redirects.end(), _word_end(text, redirects.end())
-            sign, kind = redirects[1], "word" if redirects[1] == "<<<" else "redirection"
+            sign, kind = redirects[1], "redirection"
             document = Chars() if sign in ("<<", "<<-") else None
         elif (signs := _SIGN.match(text, at)) and text[at : at + 2] != "((":
             at, sign = signs.end(), signs[0]

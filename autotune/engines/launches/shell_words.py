@@ -15,6 +15,7 @@ UNKNOWN = re.compile(r"[$`]")
 PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*]\})")
 """All words that a file is started with."""
 _ELEMENT = re.compile(rf"({NAME})\[[^]]*\]\+?=")
+_MAY_BE_ELEMENT = re.compile(rf"({NAME})(?:\[.*)?")
 _ALTERED = re.compile(
     rf"(?:\+\+|--)\s*+({NAME})|({NAME})\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 )
@@ -76,6 +77,8 @@ class Field(NamedTuple):
     is_array: bool = False
     may_differ: bool = False
     """Whether one of its values may be another."""
+    pattern: str = ""
+    """Why the shell may put in other words; empty: it does not."""
 
     @property
     def chars(self) -> Chars:
@@ -107,7 +110,8 @@ def touched_by(words: Sequence[str]) -> list[str]:
         return ["@"]
     if words[0] == "printf":
         return words[2:3] if words[1] == "-v" else []
-    return [one for one in words[1:] if words[0] in _TOUCHES and re.fullmatch(NAME, one)]
+    named = (_MAY_BE_ELEMENT.fullmatch(one) for one in words[1:] if words[0] in _TOUCHES)
+    return [one[1] for one in named if one]
 
 
 def truth_of(fields: Sequence[Field]) -> bool | None:

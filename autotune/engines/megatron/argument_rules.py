@@ -9,11 +9,10 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from autotune.base.data import table_beside
-from autotune.base.terms import tests_of
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
@@ -21,7 +20,7 @@ from autotune.engines.megatron.launched import GONE, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
 from autotune.engines.megatron.stages import stages_of
 from autotune.engines.releases import is_at_least
-from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError
+from autotune.space.rule import Consequence, Finding, Rule, UnknownFactError, holds
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
@@ -31,6 +30,7 @@ ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "lo
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 _FLAG = re.compile(r"--([a-z0-9-]+)")
+_VALUE = re.compile(r" \{(\w+)\}")
 _LARGEST_COUNT = 2**31 - 1
 _FACTS = table_beside(__file__, "launch_facts.json")
 _COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
@@ -93,9 +93,8 @@ def clash(
 
     Args:
         name: The rule's name; several rows of one subject may share it.
-        when: A condition (`autotune.base.terms`): `a` asks whether an argument is on, `a=x` and
-            `a!=x` compare one that is on, `a>1` a number.
-        message: What is wrong.
+        when: A condition of arguments and of `world`, as `holds` takes it.
+        message: What is wrong; ` {name}` stands for a value.
         fix: What mends it.
         source: The function of Megatron's that checks it.
         since: The first release that checks it; empty: all do.
@@ -104,34 +103,23 @@ def clash(
 
     def asked(launch: MegatronLaunch) -> Answer:
         is_checked = not since or is_at_least(launch.release, since)
-        is_refused = is_checked and all(_holds(term, launch) for term in when.split())
-        return (message, fix) if is_refused else None
+        if not (is_checked and holds(when, partial(_fact, launch))):
+            return None
+        values = {name: _fact(launch, name) for name in _VALUE.findall(message)}
+        return message.format_map(values), fix
 
     source = f"{source}: {when.split()[0]}"
-    return argument_rule(name, source, consequence, f"{message}. Fix: {fix}.")(asked)
+    says = f"{_VALUE.sub('', message)}. Fix: {fix}."
+    return argument_rule(name, source, consequence, says)(asked)
 
 
-def _holds(term: str, launch: MegatronLaunch) -> bool:
-    unknown = None
-    for test in tests_of(term):
-        try:
-            if _is_so(*test, launch):
-                return not term.startswith("!")
-        except UnknownFactError as error:
-            unknown = error
-    if unknown is not None:
-        raise unknown
-    return term.startswith("!")
-
-
-def _is_so(name: str, sign: str, other: str, launch: MegatronLaunch) -> bool:
-    value = launch.get(name)
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if sign == "=":
-        return str(value) == other
-    if sign == ">":
-        return bool(value) and value > int(other)
-    return bool(value) and value != "none" and (not sign or str(value) != other)
+def _fact(launch: MegatronLaunch, name: str) -> Any:
+    """An argument, or the ranks; experts share tensors as all else does unless they are told."""
+    if name == "expert_tensor_parallel_size" and launch.get(name) is None:
+        name = "tensor_model_parallel_size"
+    if name == "world" and launch.world is None:
+        raise UnknownFactError(name)
+    return launch.world if name == "world" else launch.get(name)
 
 
 @argument_rule("sizes.count", f"{ARGUMENTS}: world_size, by what divides it")

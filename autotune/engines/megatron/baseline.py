@@ -4,7 +4,7 @@ The ladder that a search climbs for its baseline: what NVIDIA publishes as a rul
 
 Data parallelism with the distributed optimizer as far as memory allows, then experts spread over
 the domain that is joined without the network, then tensor parallelism as far as both fit into it,
-then pipelines, then more of it; recomputation only where nothing runs without it.
+then pipelines, then more of it, a degree at a time; recomputation only where nothing else runs.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, on choosing a parallelism.
 """
@@ -182,7 +182,7 @@ def _splits(task: LayoutTask) -> list[dict[str, int]]:
     spread = [ep for ep in within if max(1, task.n_experts) % ep == 0]
     n_near = sum(tp * spread[-1] <= task.domain for tp in within)
     splits = [{"tp": 1, "pp": 1, "ep": ep} for ep in spread[:-1]]
-    for degrees in filter(None, (within[:n_near], within[n_near:])):
+    for degrees in filter(None, (within[:n_near], *([tp] for tp in within[n_near:]))):
         deep = (pp for pp in powers[1:] if degrees[-1] * pp <= powers[-1])
         pairs = [*((tp, 1) for tp in degrees), *((degrees[-1], pp) for pp in deep)]
         splits += [{"tp": tp, "pp": pp, "ep": spread[-1]} for tp, pp in pairs]

@@ -24,6 +24,7 @@ from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
+from autotune.engines.deepspeed.sources.programs import PROGRAMS as OF_DEEPSPEED
 from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
@@ -47,13 +48,22 @@ _GPT = re.compile(r"pretrain_(?:gpt|mamba|t5|bert|vlm)\.py")
 """Scripts that are Megatron-LM's whatever only the shell knows of their arguments."""
 _MARKS = frozenset({"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size"})
 """Flags of which Megatron-LM's scripts are given at least one."""
-_OTHERS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+_OTHERS = frozenset(
+    f"--{name.replace('_', '-')}"
+    for name in (
+        "deepspeed",
+        "deepspeed_config",
+        *OF_DEEPSPEED["megatron_deepspeed"]["flags_of_no_other"],
+    )
+)
 """Flags of Megatron-DeepSpeed's, whose arguments are its own."""
 _PLAIN_SCRIPT = "pretrain_gpt.py"
 """The script whose flags are all known, but for a fork's; others may add some."""
 _OF_CHECKOUTS = ("megatron/training/arguments.py", "megatron/arguments.py")
 """Files of a checkout that hold the flags of its parser."""
 _IMPORTED = re.compile(r"^[ \t]*(?:from|import)[ \t]+(\w+)", re.MULTILINE)
+_PUTS_DASHES = re.compile(r"""f["']--\{|["']--["'] *\+""")
+"""In a parser: flags are made of names without their dashes."""
 _TRAINS = re.compile(r"train|tune|sft|rlhf|distill")
 """In the name of a script that trains; others convert, generate or evaluate."""
 _PROGRAMS = table_beside(__file__, "programs.json")
@@ -516,7 +526,8 @@ def _script_at(words: Sequence[str]) -> int | None:
         marks = _OF_LAYOUTS
     is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
     has_marks = bool(given & marks) or (is_gpts and is_open)
-    return script if has_marks and given.isdisjoint(_OTHERS) else None
+    others = (word.replace("_", "-") for word in given)
+    return script if has_marks and _OTHERS.isdisjoint(others) else None
 
 
 def _is_megatrons(words: Sequence[str], script: int) -> bool:
@@ -774,14 +785,19 @@ class _Arguments:
     def _added(self) -> Mapping[str, Set[str]]:
         """Flag that the script or its checkout's parser adds -> its choices; none: not known."""
         found: dict[str, Set[str]] = {}
+        dashes = "" if _PUTS_DASHES.search(self._parser) else "--"  # a helper of the fork's may
+        tree = ast.Module(body=[], type_ignores=[])
         with suppress(SyntaxError):
-            for call in ast.walk(ast.parse(self._parser)):
-                if isinstance(call, ast.Call) and "add_arg" in ast.unparse(call.func):
-                    listed = next(
-                        (one for one in call.keywords if one.arg == "choices"), call.func
-                    )
-                    choices = frozenset(re.findall(r"['\"]([^'\"]*)['\"]", ast.unparse(listed)))
-                    found |= {ast.unparse(one).strip("'\""): choices for one in call.args}
+            tree = ast.parse(self._parser)
+        for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+            texts = (one.value for one in call.args if isinstance(one, ast.Constant))
+            flags = [one for one in texts if isinstance(one, str) and one.startswith(dashes)]
+            choices: Set[str] = frozenset()
+            with suppress(StopIteration, ValueError, TypeError):
+                listed = next(one.value for one in call.keywords if one.arg == "choices")
+                choices = frozenset(map(str, ast.literal_eval(listed)))
+            for flag in flags:
+                found[flag] = found[f"--{flag.lstrip('-').replace('_', '-')}"] = choices
         return found
 
     def _refuse(self, rule: str, message: str, word: Word, fix: str) -> None:

@@ -55,7 +55,8 @@ def gpu_places(
     try:
         handles = [driver.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         domains = _domains(handles, driver)
-        paths = [_pci_path(_bus_of(handle, driver), sysfs) for handle in handles]
+        links = [sysfs / "bus/pci/devices" / _bus_of(handle, driver) for handle in handles]
+        paths = [_bridges(link.resolve()) if link.exists() else () for link in links]
     except driver.NVMLError:
         return tuple(DevicePlace() for _ in uuids)
     finally:
@@ -125,13 +126,8 @@ def _bus_of(handle: Any, driver: Any) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def _pci_path(address: str, sysfs: Path) -> tuple[str, ...]:
-    """Bridges from the host's to a device, the device last; empty where the kernel has none."""
-    link = sysfs / "bus/pci/devices" / address
-    return _bridges(link.resolve()) if link.exists() else ()
-
-
 def _bridges(path: Path) -> tuple[str, ...]:
+    """Bridges from the host's to a device, the device last; empty where it is none of PCI's."""
     at = next((n for n, part in enumerate(path.parts) if part.startswith("pci")), None)
     return () if at is None else tuple(p for p in path.parts[at:] if p.count(":") in (1, 2))
 

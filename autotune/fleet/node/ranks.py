@@ -157,8 +157,10 @@ class LocalRanks:
             self._enter(_EndStage.KILLED, END_WAIT_S)
         if self._stage is _EndStage.ASKED_FOR_STACKS and self._is_time():
             self._kill(hangs=True)
-        if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
-            self._enter(_EndStage.DRAINING, DRAIN_WAIT_S)
+        if self._stage is _EndStage.KILLED:
+            is_gone = not kill_once(self.folder) and self._launcher.poll() is not None
+            if is_gone or self._is_time():
+                self._enter(_EndStage.DRAINING, DRAIN_WAIT_S)
         if self._stage is _EndStage.DRAINING and self._is_drained():
             self._finish()
             self._write_report()
@@ -182,9 +184,6 @@ class LocalRanks:
         if isinstance(self._launcher, WarmProcess):
             self._launcher.give_up(hangs=hangs)
         self._enter(_EndStage.KILLED, END_WAIT_S)
-
-    def _is_gone(self) -> bool:
-        return not kill_once(self.folder) and self._launcher.poll() is not None
 
     def _is_drained(self) -> bool:
         try:

@@ -72,9 +72,8 @@ def read_hostfile(file: str) -> tuple[Host, ...]:
     try:
         lines = read_text(Path(file)).splitlines()
     except OSError as error:
-        raise JobError(
-            f"{flag('fleet')} hostfile:{file}: {error.strerror or error}", hint
-        ) from error
+        why = error.strerror or error
+        raise JobError(f"{flag('fleet')} hostfile:{file}: {why}", hint) from error
     hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()

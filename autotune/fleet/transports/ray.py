@@ -11,7 +11,7 @@ import base64
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
+from autotune.base.text import Say
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import PERIOD_S, NodeProcess, Program, wait_for_end
 from autotune.fleet.transports.local import LocalProcess
@@ -40,14 +41,7 @@ class RayNodes:
     """Nodes of a Ray cluster; implements `FleetPlugin` and `Obtaining`."""
 
     @contextmanager
-    def obtain(
-        self,
-        of: str,
-        options: FleetOptions,
-        *,
-        say: Callable[[str], None],
-        agree: Callable[[str], None],
-    ) -> Iterator[str]:
+    def obtain(self, of: str, options: FleetOptions, *, say: Say, agree: Say) -> Iterator[str]:
         """Nobody is asked, since a cluster is there or grows by itself."""
         driver = RayDriver(of, options, say=say)
         _HELD[of] = driver
@@ -87,7 +81,7 @@ class RayDriver:
     See `autotune.fleet.transports.ray_driver`, which says why it is one of its own.
     """
 
-    def __init__(self, address: str, options: FleetOptions, *, say: Callable[[str], None]) -> None:
+    def __init__(self, address: str, options: FleetOptions, *, say: Say) -> None:
         """Join a cluster and wait until it gives the slots.
 
         Raises:
@@ -161,7 +155,7 @@ class RayDriver:
         wait_for_end([self._program], _CLOSE_S)
         self._process.end()
 
-    def _hosts(self, say: Callable[[str], None]) -> tuple[Host, ...]:
+    def _hosts(self, say: Say) -> tuple[Host, ...]:
         while True:
             for event in self._program.events():
                 if event["event"] == "held":

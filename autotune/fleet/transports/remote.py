@@ -15,6 +15,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -400,7 +401,10 @@ def bundle() -> tuple[str, bytes]:
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: autotune\nVersion: {autotune.__version__}\n".encode()
     )
-    files[f"{info}/entry_points.txt"] = _entry_points().encode()
+    entry_points = None
+    with suppress(PackageNotFoundError):
+        entry_points = distribution("autotune").read_text("entry_points.txt")
+    files[f"{info}/entry_points.txt"] = (entry_points or "").encode()
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
         for name, content in files.items():
@@ -409,10 +413,3 @@ def bundle() -> tuple[str, bytes]:
             archive.addfile(entry, io.BytesIO(content))
     data = gzip.compress(plain.getvalue(), compresslevel=6, mtime=0)
     return hashlib.sha256(data).hexdigest()[:24], data
-
-
-def _entry_points() -> str:
-    try:
-        return distribution("autotune").read_text("entry_points.txt") or ""
-    except PackageNotFoundError:
-        return ""

@@ -7,7 +7,7 @@ asks for one with arguments of `sbatch`, and gives it back.
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.flags import flag
+from autotune.base.text import Say
 from autotune.fleet.options import FleetOptions
 from autotune.fleet.transports.base import NodeProcess
 from autotune.fleet.transports.local import LocalProcess
@@ -41,14 +42,7 @@ class SlurmNodes:
     """Nodes of an allocation; implements `FleetPlugin` and `Obtaining`."""
 
     @contextmanager
-    def obtain(
-        self,
-        of: str,
-        options: FleetOptions,
-        *,
-        say: Callable[[str], None],
-        agree: Callable[[str], None],
-    ) -> Iterator[str]:
+    def obtain(self, of: str, options: FleetOptions, *, say: Say, agree: Say) -> Iterator[str]:
         check_slurm()
         if not of or of.isdigit():
             yield of

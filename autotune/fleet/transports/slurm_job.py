@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.guarded_process import run_guarded
 from autotune.base.secrecy import is_secret
+from autotune.base.text import Say
 from autotune.fleet.node.environment import MACHINE_VARIABLES
 from autotune.fleet.node.places import numbers_in
 from autotune.fleet.transports.local import LocalProcess
@@ -166,9 +167,7 @@ def look_at_request(arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def obtained(
-    arguments: Sequence[str], *, wait_s: float, say: Callable[[str], None]
-) -> Iterator[str]:
+def obtained(arguments: Sequence[str], *, wait_s: float, say: Say) -> Iterator[str]:
     """A job of one's own that holds nodes while the block runs; its number.
 
     It is given back whatever ends the block, unless it has ended before that. It ends by itself
@@ -307,7 +306,7 @@ _UNREACHED = (
 """What Slurm's programs say where there is no controller, or no configuration that names one."""
 
 
-def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> JobStatus:
+def _wait_for_nodes(job: str, *, wait_s: float, say: Say) -> JobStatus:
     started_s = reported_at_s = answered_s = time.monotonic()
     look_s, reason = _FIRST_LOOK_S, ""
     while True:
@@ -335,7 +334,7 @@ def _wait_for_nodes(job: str, *, wait_s: float, say: Callable[[str], None]) -> J
         look_s = min(2 * look_s, _LONGEST_LOOK_S)
 
 
-def _give_back(job: str, say: Callable[[str], None]) -> None:
+def _give_back(job: str, say: Say) -> None:
     is_held = True
     try:
         with suppress(FleetError):

@@ -31,7 +31,7 @@ def judged_as_dict(found: JudgedCandidate) -> dict[str, Any]:
         "is_predicted": True,
         "device_name": found.outlook.environment.device_name,
         "world": found.outlook.job.world,
-        "candidate": dict(found.knobs),
+        "candidate": found.candidate.values,
         "notes": list(found.notes),
         "violations": violations_as_dicts(found.violations),
         "needs": list(found.outlook.needs(found.candidate)),

@@ -64,18 +64,15 @@ Measure = Callable[[KindFigures, float], float]
 
 def leads_of(kinds: Sequence[KindFigures]) -> list[dict[str, Any]]:
     """Which kind is best per accelerator, and for the same money where all prices are known."""
-    measures = [KindFigures.per_accelerator, KindFigures.per_money][: 1 + _all_priced(kinds)]
+    is_priced = all(kind.price_per_hour is not None for kind in kinds)
+    measures = [KindFigures.per_accelerator, KindFigures.per_money][: 1 + is_priced]
     return [_lead(kinds, one) for one in measures] if kinds else []
 
 
 def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
     """Key of the study that does most per accelerator, and for the same money; None: unknown."""
-    if not kinds:
-        return {"speed": None, "money": None}
-    return {
-        "speed": _ordered(kinds, KindFigures.per_accelerator)[0].run,
-        "money": _ordered(kinds, KindFigures.per_money)[0].run if _all_priced(kinds) else None,
-    }
+    bests = [lead["best"].run for lead in leads_of(kinds)]
+    return dict(zip(("speed", "money"), (*bests, None, None), strict=False))
 
 
 def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
@@ -84,7 +81,8 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
     The errors of two studies add up in squares, as of any ratio of independent figures.
     """
     bests: dict[str, KindFigures] = {}
-    for kind in _ordered(kinds, of):  # of several studies of a kind, the best stands for it
+    ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
+    for kind in ordered:  # of several studies of a kind, the best stands for it
         bests.setdefault(kind.device_name, kind)
     best, second = list(bests.values())[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
@@ -98,15 +96,6 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
         "ratio": ratio,
         "is_proven": ratio > math.exp(error),
     }
-
-
-def _all_priced(kinds: Sequence[KindFigures]) -> bool:
-    return all(kind.price_per_hour is not None for kind in kinds)
-
-
-def _ordered(kinds: Sequence[KindFigures], of: Measure) -> list[KindFigures]:
-    """The kinds, the best by a figure first."""
-    return sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
 
 
 MAX_RUNS = 26
@@ -245,7 +234,8 @@ class Against(Speedup):
         if self.faster == self.first:
             ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
         first, other = self.sides
-        packages = [_package(story) for story in self.sides]
+        of_engine = [find_engine(story.facts.engine).packages for story in self.sides]
+        packages = [found[0].title if found else "" for found in of_engine]
         objectives = [story.objective.wish.name for story in self.sides]
         values = {
             "verdict": self,
@@ -276,6 +266,8 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
     candidates = sorted(shared, key=lambda row: (row["other"], -row["first_samples_per_s"]))
     differences = dict(_differences(stories))
     found = (_verdict(first, name, stories) for name in others)
+    n_other = sum(not row["same_config"] for row in candidates)
+    other_configs = tell("other_configs", {"n_other": n_other, "n": len(candidates)})
     return StudyComparison(
         stories=stories,
         kinds=_kinds(stories, differences),
@@ -284,7 +276,7 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
         knobs=_knobs(stories),
         candidates=candidates,
         verdicts=[verdict for verdict in found if verdict is not None],
-        warnings=[*differences.values(), *_other_configs(candidates)],
+        warnings=[*differences.values(), *(text for _, text in other_configs)],
     )
 
 
@@ -436,11 +428,6 @@ def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
     )
 
 
-def _package(story: Story) -> str:
-    packages = find_engine(story.facts.engine).packages
-    return packages[0].title if packages else ""
-
-
 def _identity(tried: CandidateTrials) -> str:
     """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
@@ -528,9 +515,3 @@ def _seen(story: Story, column: str) -> str:
     if column not in story.frame.columns:  # a package of another engine
         return ""
     return "/".join(sorted({str(value) for value in story.frame[column].dropna()}))
-
-
-def _other_configs(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    n_other = sum(not row["same_config"] for row in candidates)
-    values = {"n_other": n_other, "n": len(candidates)}
-    return [text for _, text in tell("other_configs", values)]

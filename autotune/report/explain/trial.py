@@ -1,10 +1,9 @@
 """A trial explained: where its time went, what bounds it, and the knob that addresses that.
 
-Advice for the bottleneck of a trial, by the rules of its engine.
-
-Only a change that would be another run is advised: the knob acts there, the value is one that the
-device can run, and the batch still divides. The rules say whether the configuration is legal, and
-a trial says whether it is faster: the advice names that trial where the study has one.
+The rules of its engine give the advice. Only a change that would be another run is advised: the
+knob acts there, the value is one that the device can run, and the batch still divides. The rules
+say whether the configuration is legal, and a trial says whether it is faster: the advice names
+that trial where the study has one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,6 +32,8 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
+        # Before what sets another place is silenced.
+        ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
             (
                 module,
@@ -45,9 +47,9 @@ def hooks() -> list[Hook]:
         *(("deepspeed.monitor.monitor", name, _NoMonitor) for name in _MONITORS),
         ("hydra.core.utils", "run_job", _run_hydra),
         ("transformers.trainer", "Trainer.train", _train_anew),
-        # It insists on evaluations.
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
+        *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
@@ -82,7 +84,7 @@ def _is_preparing(path: Any) -> bool:
 
 
 def _pass_by(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    """Do nothing: early stopping insists on evaluations."""
 
 
 class _NoMonitor:
@@ -235,11 +237,15 @@ def remove_traces() -> None:
             os.rmdir(path)
 
 
+def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
+    return init(*args, **{**kwargs, "mode": "disabled"})
+
+
 def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
-    kwargs.pop("log_dir", None)
-    kwargs.pop("logdir", None)
-    make(writer, str(scratch() / "boards"), *args[1:], **kwargs)
+    others = {name: kwargs[name] for name in kwargs.keys() - {"log_dir", "logdir"}}
+    make(writer, str(scratch() / "boards"), *args[1:], **others)
 
 
 def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

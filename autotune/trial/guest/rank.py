@@ -53,9 +53,8 @@ _MOST = 20
 """Data loaders whose batches are noted: the last ones."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
-_OURS = __name__.partition(".")[0]
 _WRAPPERS = (__name__, around.__module__)
-_NO_SCRIPTS = (_OURS, "deepspeed", "accelerate", "transformers", "torch")
+_NO_SCRIPTS = (__name__.partition(".")[0], "deepspeed", "accelerate", "transformers", "torch")
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
@@ -159,7 +158,11 @@ class Guest(Rank):
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
         self.seen |= {
             "framework": "trainer",
-            "arguments": _without_long_texts(_plain(vars(arguments))),
+            "arguments": {
+                name: value
+                for name, value in _plain(vars(arguments)).items()
+                if not (name[:1] == "_" or (isinstance(value, str) and len(value) > MAX_TEXT))
+            },
             "arguments_class": type(arguments).__name__,
         }
         for name, value in self.edits.arguments.items():
@@ -473,15 +476,6 @@ def _is_partitioned(model: Any) -> bool:
     """True for a model that was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
     return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
-
-
-def _without_long_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments without those that are private or hold a whole text."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if not name.startswith("_") and not (isinstance(value, str) and len(value) > MAX_TEXT)
-    }
 
 
 def _plain(value: Any) -> Any:

@@ -255,6 +255,19 @@ def test_a_local_variable_is_exported_where_its_declaration_says_so():
     assert [[v.get(name) for name in "ABC"] for v in held[-2:]] == [["1", "2", None], [None] * 3]
 
 
+def test_what_is_exported_is_that_of_bash(tmp_path):
+    (tmp_path / "more.sh").write_text("run $M\nC=3\n")
+    text = "declare A=1\nset -a\nM=4 . ./more.sh\nset +a\nD=5\nrun\nE=6 bash -c run\n"
+    commands = read_shell(text, tmp_path / "run.sh", follows=True).commands
+    ran = [one for one in commands if one.words[0].text == "run"]
+    assert ran[0].words[1].text == "4"  # a sourced file starts it
+    assert [[one.variables.get(name) for name in "ACDME"] for one in ran] == [
+        [None, None, None, "4", None],
+        [None, "3", None, None, None],
+        [None, "3", None, None, "6"],
+    ]
+
+
 def test_files_that_source_one_another_end(tmp_path):
     for name, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{name}.sh").write_text(f"{name.upper()}=1\nsource {other}.sh\n")

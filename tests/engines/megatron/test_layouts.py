@@ -482,7 +482,7 @@ def test_a_baseline_spreads_experts_before_it_splits_tensors():
     rungs = list(ladder(task(n_experts=4, world=16, domain=8)))
     splits = [(c["ep"], c.tp, c.pp) for (c, *_) in rungs[: len(rungs) // 2]]
     inside = [(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (4, 2, 2), (4, 2, 4), (4, 2, 8)]
-    assert splits == [*inside, (4, 4, 1), (4, 8, 1), (4, 8, 2)]
+    assert splits == [*inside, (4, 4, 1), (4, 4, 2), (4, 4, 4), (4, 8, 1), (4, 8, 2)]
     assert {c.get("etp") for (c, *_) in rungs if c.tp > 1} == {1}
     dense = [(c.tp, c.pp) for (c, *_) in ladder(task(world=16, domain=8))]
     assert dense[:5] == [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2)]

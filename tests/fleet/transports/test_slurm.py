@@ -261,19 +261,16 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
     cluster.start_daemon(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_slurm
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        pytest.param(
-            *("scontrol requeue {job}", "was requeued: it waits for nodes again"),
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
+        ("scontrol requeue {job}", "was requeued: it waits for nodes again"),
+        (
             "sbatch --parsable -p high -N3 --output=/dev/null --wrap=true",
             "has ended (PREEMPTED): a job that comes first took its nodes",
-            marks=pytest.mark.thorough,
         ),
         (
             "scontrol update nodename=n0 state=down reason=test",
@@ -283,6 +280,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
     ],
 )
 def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, words):
+    """Every run cancels one under a search, below."""
     job = allocate("-N2", "--requeue" if "requeue" in command else "--no-requeue")
     fleet = GangFleet(SlurmTransport(job, NO_OPTIONS), world=2)
     with contextlib.closing(fleet):

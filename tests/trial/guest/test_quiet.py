@@ -288,3 +288,18 @@ def test_deepspeed_s_own_monitors_write_nothing(
     every.write_events([("loss", 1.0, 1)])
     assert every.enabled, "the engine does what it always does"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_script_cannot_switch_its_trackers_on() -> None:
+    places: list[str] = []
+    mlflow: Any = ModuleType("mlflow")
+    mlflow.set_tracking_uri = places.append
+    apply(mlflow, quiet.hooks())
+    for name in ("wandb", "swanlab"):
+        tracker: Any = ModuleType(name)
+        tracker.init = lambda **given: given["mode"]
+        apply(tracker, quiet.hooks())
+        assert tracker.init(mode="online") == "disabled"
+    mlflow.set_tracking_uri("https://tracking.example")
+    (place,) = places
+    assert place == (quiet.scratch() / "mlflow").as_uri()

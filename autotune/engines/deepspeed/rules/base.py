@@ -38,6 +38,8 @@ class Setup:
     ranks: int | Unknown
     """Ranks of the whole run, which rules ask for as `world`."""
     tp: int
+    tp_follows_file: bool = False
+    """Whether `tp` is what the configuration says, so that a change there changes the layout."""
     pp: int
     global_batch: int | None = None
     """Samples per optimizer step that the user wants; None where unknown (a bare ds_config)."""

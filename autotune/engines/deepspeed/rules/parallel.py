@@ -15,12 +15,16 @@ def _world(setup: Setup) -> Finding | None:
     if size == 1 or setup.world % size == 0:
         return None
     tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
+    way = (
+        f"set tp to {tp}"
+        if setup.pp == 1
+        else f"set tp and pp so that {setup.world} is a multiple"
+    )
     return Finding(
         message=f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
         f"{setup.world} % {size} = {setup.world % size}",
-        advice=f"set tp to {tp}"
-        if setup.pp == 1
-        else f"set tp and pp so that {setup.world} is a multiple",
+        changes={"tensor_parallel": {"autotp_size": tp}} if setup.tp_follows_file else {},
+        advice="" if setup.tp_follows_file else way,
     )
 
 
@@ -43,11 +47,12 @@ def _sequence(setup: Setup) -> Finding | None:
             f"{setup.world}"
         )
     divides = setup.world % sp == 0
-    micro, accum, total = (setup.ds_config.get(name) for name in BATCH_KEYS)
     is_refused = False
-    if not divides and type(micro) is type(accum) is type(total) is int:
-        # It multiplies with a broken number of ranks.
-        is_refused = total * sp != micro * accum * setup.world
+    if not divides:
+        micro, accum, total = (setup.ds_config.get(name) for name in BATCH_KEYS)
+        if type(micro) is type(accum) is type(total) is int:
+            # It multiplies with a broken number of ranks.
+            is_refused = total * sp != micro * accum * setup.world
     return Finding(
         message=message,
         changes={"data_parallel_size": max(1, setup.world // sp)} if divides else {},

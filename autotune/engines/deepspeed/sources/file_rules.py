@@ -20,6 +20,10 @@ class FileRule:
     """What is said of a file, with the names of facts in braces."""
     fix: str = ""
     consequence: Consequence = "raised"
+    when: str = ""
+    """Condition (`space.rule.holds`) of a rule about Megatron-DeepSpeed; empty: code asks."""
+    at: Sequence[str] = ()
+    """Keys that such a rule is about."""
 
 
 FILE_RULES: Mapping[str, FileRule] = {

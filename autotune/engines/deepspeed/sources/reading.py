@@ -221,7 +221,7 @@ class Source:
         if os.path.isfile(named):  # standard input is no file
             is_same = os.path.exists(self.path) and self.path.samefile(named)
             return None if is_same else named
-        return None if Path(named).name == self.path.name else named
+        return None if is_named_by(named, self.path) else named
 
 
 def may_be_meant(path: Path) -> bool:
@@ -557,7 +557,7 @@ def named_path(name: str, base: Path) -> Path:
     """The file that another file names, as in `found_near`; ms-swift's are in its package."""
     path = found_near(name, base)
     if path is None and name in _SWIFTS:
-        path = _of_swift(name, base)
+        path = _of_swift(name)
     if path is None:
         raise RenderError(
             f"{base}: names {name!r}, which is not there",
@@ -565,6 +565,11 @@ def named_path(name: str, base: Path) -> Path:
             "followed",
         )
     return path
+
+
+def is_named_by(name: str, path: Path) -> bool:
+    """Whether a name may be meant for a file, whatever the folder."""
+    return path.name in (Path(name).name, f"{name}.json" if name in _SWIFTS else "")
 
 
 def _named(name: str, base: Path) -> Source:
@@ -588,12 +593,9 @@ def found_near(name: str, base: Path) -> Path | None:
     return next((one for one in near if os.path.isfile(one)), None)
 
 
-def _of_swift(name: str, base: Path) -> Path:
+def _of_swift(name: str) -> Path:
+    """Its own file where it is installed, else what is recorded of it (swift/config)."""
     spec = importlib.util.find_spec("swift")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder) / "config" / f"{name}.json"
-        if path.is_file():
-            return path
-    raise NotADsConfigError(
-        base, f"it names {name}, which ms-swift brings, and which is not installed here"
-    )
+    folders = [Path(one) / "config" for one in (spec and spec.submodule_search_locations) or ()]
+    near = (folder / f"{name}.json" for folder in (*folders, Path(__file__).with_name("swift")))
+    return next(filter(Path.is_file, near))

@@ -2,38 +2,40 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
 from autotune.engines.deepspeed.ds_config_text import no_json
-from autotune.engines.deepspeed.rules.sections import shown
+from autotune.engines.deepspeed.rules.sections import AUTO, shown
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
-from autotune.engines.deepspeed.sources.file_rules import violation_of
+from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, violation_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
+from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import Violation, listed
+from autotune.space.rule import NotJudged, UnknownFactError, Violation, holds, listed
 
 _STAGE = "zero_optimization.stage"
-_REFUSED: Mapping[str, Sequence[Mapping[str, Any]]] = PROGRAMS["trainer"][
-    "refused_beside_deepspeed"
-]
-"""Program -> settings that it refuses beside DeepSpeed."""
+_FACT = re.compile(r"\{([\w.]+)\}")
+_REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
+"""Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
+_OF_EVALUATION: Mapping[str, Any] = PROGRAMS["trainer"]["of_evaluation"]
+_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"] | _OF_EVALUATION
+"""Defaults of Trainer's arguments."""
+_READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
+_MADE_BY_SWIFT = ("eval_strategy", "gradient_accumulation_steps")
+"""Arguments that ms-swift makes of others where nobody gives them."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
-_MEGATRON_FLAGS = (
-    ("micro_batch_size", "train_micro_batch_size_per_gpu"),
-    ("global_batch_size", "train_batch_size"),
-    ("zero_stage", _STAGE),
-)
-"""Flag and key that nothing compares (megatron/training.py: _create_ds_config_dict)."""
 
 
 def refusals(source: Source) -> Iterator[Violation]:
@@ -50,27 +52,36 @@ def refusals(source: Source) -> Iterator[Violation]:
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
-        yield from _refused_by(
-            reader or trainer_of(arguments), look_up(source.config, _STAGE), arguments
-        )
+        yield from (one for one in program_refusals(source) if isinstance(one, Violation))
         if arguments.get("fp16") is True and arguments.get("bf16") is True:
             yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
-    if reader != MEGATRON:
-        return
-    for flag, name in _MEGATRON_FLAGS:
-        value, given = look_up(source.config, name), arguments.get(flag)
-        if type(value) is int and type(given) is int and value != given:
-            yield violation_of(f"megatron_deepspeed.{flag}", value=value, given=given)
-    yield from _experts(source)
-    # DeepSpeed then uses no section `optimizer` (runtime/engine.py: _configure_optimizer).
-    key = "zero_optimization.offload_optimizer"
-    is_offloaded = look_up(source.config, f"{key}.device") in ("cpu", "nvme")
-    forces = source.config.get("zero_force_ds_cpu_optimizer") is not False
-    if is_offloaded and forces and "cpu_optimizer" not in arguments:
-        yield violation_of("megatron_deepspeed.cpu_optimizer", key)
+    for name, row in FILE_RULES.items() if reader == MEGATRON else ():
+        value_of = partial(_of_megatron, source)
+        with contextlib.suppress(UnknownFactError):
+            if row.when and holds(row.when, value_of):
+                named = _FACT.findall(f"{row.message} {row.fix}")
+                yield violation_of(name, *row.at, **{one: value_of(one) for one in named})
+
+
+def _of_megatron(source: Source, name: str) -> Any:
+    """A flag of Megatron-DeepSpeed's line, or what its configuration and its ranks say."""
+    key = "zero_optimization.offload_optimizer.device"
+    value = {
+        **source.config,
+        "stage": look_up(source.config, _STAGE),
+        "offload": look_up(source.config, key),
+        "moe_expert_parallel_size": 1,
+        "ranks": source.line.ranks.world,
+        "stages": source.layout.pp,
+        "file": source.path.name,
+        **source.arguments,
+    }.get(name)
+    if (name == "ranks" and value is None) or (isinstance(value, str) and "$" in value):
+        raise UnknownFactError(name)
+    return value
 
 
 def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -117,27 +128,6 @@ def brings_for_cpu(source: Source) -> bool | None:
     return None if source.script is None else brings_cpu_optimizer(source.script)
 
 
-def _experts(source: Source) -> Iterator[Violation]:
-    """What DeepSpeed's layer of experts refuses of the sizes that Megatron-DeepSpeed hands it."""
-    given, ranks = source.arguments, source.line.ranks.world
-    experts, group = given.get("num_experts", 1), given.get("moe_expert_parallel_size", 1)
-    if type(experts) is not int or type(group) is not int or experts < 2 or group < 1:
-        return
-    in_stage = ranks // source.layout.pp if ranks else 0
-    if experts % group or in_stage % group:
-        on = f" on {in_stage} ranks of a stage" * bool(in_stage)
-        problem = (
-            f"--num-experts {experts} with --moe-expert-parallel-size {group}{on}: experts and "
-            "ranks have to make whole groups"
-        )
-        fix = "take a --moe-expert-parallel-size that divides the experts and the ranks"
-        yield violation_of("megatron_deepspeed.experts", problem=problem, fix=fix)
-    if look_up(source.config, _STAGE) == 3:
-        problem = f"--num-experts {experts} at ZeRO stage 3: DeepSpeed's layer takes none above 2"
-        fix = "set zero_optimization.stage to 2, and --zero-stage as well"
-        yield violation_of("megatron_deepspeed.experts", _STAGE, problem=problem, fix=fix)
-
-
 def _is_json_filled_in(source: Source) -> bool:
     """Whether the text is plain JSON once somebody fills its placeholders in."""
     words = [str(look_up(source.config, ".".join(at))) for at in placeholders(source.config)]
@@ -149,23 +139,58 @@ def _is_json_filled_in(source: Source) -> bool:
     return False
 
 
-def _refused_by(reader: str, stage: Any, arguments: Mapping[str, Any]) -> Iterator[Violation]:
-    """Settings of a program that it refuses beside DeepSpeed, or beside a stage of it."""
-    for row in _REFUSED.get(reader, ()):
-        name, of_stage = row["name"], row.get("stage")
-        value = arguments.get(name)
-        is_meant = value in row["values"] if "values" in row else bool(value)
-        if not is_meant or of_stage not in (None, stage):
+def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
+    """Arguments that Trainer or the program around it refuses, and what of them is not known."""
+    if source.consumer is not Consumer.TRAINER:
+        return
+    arguments = source.arguments
+    is_swifts = PurePath(source.line.script).name == "swift"
+    reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
+    programs = [name for name in (reader, "TRL", "Trainer") if name in _REFUSED]
+    for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
+        first, when = row["when"].split()[0], row["when"]
+        name = row.get("name") or first.partition("=")[0]
+        value_of = partial(_argument, source, reader)
+        try:
+            is_refused = holds(when, value_of)
+        except UnknownFactError as error:
+            if arguments.get(name) and str(error) not in (_STAGE, name):
+                yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
             continue
+        if not is_refused:
+            continue
+        at_stage = "zero_optimization.stage=3" in when
+        beside = row.get("beside") or ("ZeRO stage 3" if at_stage else "DeepSpeed")
         yield violation_of(
             "file.program_refuses",
             name,
             name=name,
-            value=shown(name, value),
-            reader=reader,
-            beside="DeepSpeed" if of_stage is None else f"ZeRO stage {of_stage}",
-            way="DeepSpeed" if of_stage is None else f"take another stage than {of_stage}",
+            value=shown(name, value_of(name)),
+            reader=program,
+            beside=_FACT.sub("{}", beside).format(*map(value_of, _FACT.findall(beside))),
+            way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
+
+
+def _argument(source: Source, reader: str, name: str) -> Any:
+    """An argument, its default where nobody gives it, the ZeRO stage, or the ranks.
+
+    Raises:
+        UnknownFactError: Nobody knows it.
+    """
+    value = {
+        _STAGE: look_up(source.config, _STAGE) or 0,
+        "world": source.world,
+        "eval_strategy": source.arguments.get("evaluation_strategy"),
+        **source.arguments,
+    }.get(name)
+    is_open = isinstance(value, str) and (value == AUTO or "$" in value)
+    own_defaults = source.own_defaults
+    is_default = reader == FACTORY or (reader == SWIFT and name not in _MADE_BY_SWIFT)
+    is_default |= own_defaults is not None and name not in own_defaults
+    if is_open or (value is None and (name == "world" or not is_default)):
+        raise UnknownFactError(name)
+    return {**_TRAINERS, **_READERS.get(reader, {})}.get(name) if value is None else value
 
 
 def _texts(source: Source) -> Iterator[Violation]:

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +12,13 @@ from typing import Any
 
 from autotune.base.errors import RenderError
 from autotune.base.user_text import read_text
+from autotune.engines.deepspeed.sources.programs import PROGRAMS
 
 _TRAINERS = ("transformers", "trl")
 """Packages whose trainers are Hugging Face's Trainer, or derive from it."""
 _CLASSES = ("TrainingArguments", "Seq2SeqTrainingArguments")
+_TRLS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["trls"]
+"""TRL's configurations of trainers -> defaults that differ from Trainer's."""
 _PARSER = "HfArgumentParser"
 _OWN_LOOP = "PPOTrainer"
 """TRL's trainer with a loop of its own over an `Accelerator`."""
@@ -57,12 +60,40 @@ def own_defaults(path: Path) -> frozenset[str] | None:
         if isinstance(node, ast.ClassDef)
         and any(_name(base) in trainers or _is_named_whole(base) for base in node.bases)
     }
+    if (trls := _trls_parsed(tree)) is not None:
+        return frozenset(_TRLS[trls])
     given = [one for call in _calls(tree, _PARSER) for one in _classes(call)]
     taken = [one for one in given if _name(one) in (*derived, *trainers) or _is_named_whole(one)]
     if len(taken) != 1 or any(_calls(tree, "set_defaults")):
         return None
     own = derived.get(_name(taken[0]))
     return frozenset(_fields(own)) if own is not None else frozenset()
+
+
+def _trls_parsed(tree: ast.AST) -> str | None:
+    """The one configuration of TRL's that a script hands to a parser."""
+    calls = [*_calls(tree, "TrlParser"), *_calls(tree, _PARSER)]
+    found = [_name(one) for call in calls for one in _classes(call) if _name(one) in _TRLS]
+    return found[0] if len(found) == 1 and not any(_calls(tree, "set_defaults")) else None
+
+
+def trls_defaults(path: Path, given: Mapping[str, Any], unread: Container[str]) -> dict[str, Any]:
+    """Values of TRL's configuration of a script where nobody gives them; none: it has none.
+
+    Args:
+        path: The script.
+        given: Trainer's arguments.
+        unread: Those that are given, and not known.
+    """
+    tree = _tree(path)
+    made = [name for name in _TRLS if any(map(_is_output, _calls(tree, name)))]
+    name = made[0] if len(made) == 1 else _trls_parsed(tree)
+    if name is None:
+        return {}
+    defaults = {"bf16": not given.get("fp16"), **_TRLS[name]}
+    if "fp16" in unread:
+        del defaults["bf16"]
+    return {one: value for one, value in defaults.items() if one not in unread}
 
 
 def files_named(path: Path) -> list[str]:
@@ -253,9 +284,11 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
             known[keyword.arg] = _value(keyword.value, flags, constants)
         except (KeyError, ValueError):
             unknown.add(keyword.arg)
+    name = _name(calls[0].func)
     is_open = any(one.arg is None for one in calls[0].keywords)
-    has_own_defaults = is_open or _name(calls[0].func) not in _CLASSES
-    return MadeArguments(known=known, unknown=None if has_own_defaults else frozenset(unknown))
+    is_open |= name not in (*_CLASSES, *_TRLS)
+    own = unknown.union(_TRLS.get(name, ()))
+    return MadeArguments(known=known, unknown=None if is_open else frozenset(own))
 
 
 def _value(node: ast.expr, flags: Mapping[str, Any], constants: Mapping[str, Any]) -> Any:

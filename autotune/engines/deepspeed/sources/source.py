@@ -39,13 +39,18 @@ from autotune.engines.deepspeed.sources.reading import (
     Source,
     as_arguments,
     found_near,
+    is_named_by,
     named_path,
     parsed,
     placeholders,
     sections_of,
     trainer_of,
 )
-from autotune.engines.deepspeed.sources.refusals import device_violations, refusals
+from autotune.engines.deepspeed.sources.refusals import (
+    device_violations,
+    program_refusals,
+    refusals,
+)
 from autotune.engines.deepspeed.sources.script import (
     files_named,
     made_arguments,
@@ -54,6 +59,7 @@ from autotune.engines.deepspeed.sources.script import (
     reads_first_word,
     refuses_rank_flag,
     trains_with,
+    trls_defaults,
     uses_lightnings,
 )
 from autotune.engines.launches.files import LINE, is_shell
@@ -79,6 +85,8 @@ same names."""
 
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
 """Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
+
+_OF_MEGATRON_DEEPSPEED = frozenset(PROGRAMS["megatron_deepspeed"]["flags_of_no_other"])
 
 _AUTO_TELLS = f'"{AUTO}" at'
 _NOTHING_TELLS = 'nothing is "auto" that somebody else fills in'
@@ -299,6 +307,16 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
             )
+        flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
+        if line.kind and flags and "deepspeed" not in line.arguments:
+            return NotFollowedError(
+                path,
+                kind,
+                message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
+                f"(--{min(flags).replace('_', '-')}) without --deepspeed: it trains without "
+                "DeepSpeed",
+                hint="add --deepspeed, and --deepspeed_config with a file",
+            )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
             return NotFollowedError(
                 path,
@@ -317,21 +335,20 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
 
 def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
-    line, arguments = asked.line, None
+    line = asked.line
     name = line.config
     if name is None and line.named is not None:
         try:
             return _of_named(line.named, asked, unread)
         except NotADsConfigError:  # arguments alone: accelerate is told the rest
-            arguments = named_path(line.named, asked.path)
+            asked = replace(asked, arguments=named_path(line.named, asked.path))
     name = name or line.accelerate_config
     if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
         file = AccelerateFile({}, None)
         config = config_of(file, line.plugin)
         made = Source(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
         return [_source(made, asked, file)]
-    sources = [] if name is None else _of_named(name, asked, unread)
-    return [_beside(one, arguments) for one in sources] if arguments else sources
+    return [] if name is None else _of_named(name, asked, unread)
 
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
@@ -395,6 +412,8 @@ class _Asked:
     world: int | None
     given: Consumer | None
     accelerate: Path | None = None
+    arguments: Path | None = None
+    """The file of Trainer's arguments that the line names beside it."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Path -> the text that the file writes there."""
 
@@ -427,6 +446,8 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Source:
+    if asked.arguments is not None:
+        section = _beside(section, asked.arguments)
     file = section.accelerate if section.accelerate.path is not None else accelerate
     line, world = asked.line, asked.world
     script = _script(line.script, asked.path)
@@ -469,6 +490,9 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         given_there = line.arguments if is_open else {}
         defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
+    if script is not None and defaults is not None and not line.open_words:
+        unread = (made_there and made_there.unknown) or ()
+        arguments = {**trls_defaults(script, arguments, unread), **arguments}
     of_script = ExportedLayout(pp=stages) if stages else None
     layouts = (section.layout, line.layout, of_script, layout_beside(section.path))
     layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[-1]
@@ -500,8 +524,10 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_filler(source),
         *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
+        *_unread_devices(line),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
+        *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
     )
     on_a_node = source.per_node or (None if nodes else ranks)
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
@@ -572,6 +598,22 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(what="the number of ranks", why=why)
 
 
+def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
+    """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
+
+    launcher/runner.py: fetch_hostfile; swift/arguments/sft_args.py: _init_deepspeed.
+    """
+    flags = line.launcher_flags
+    is_read = line.ranks.reaches_nodes or "no_ssh" in flags
+    if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
+        why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
+        yield NotJudged(what="the nodes of --hostfile", why=why)
+    is_swifts = Path(line.script).name == "swift"
+    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
+        why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
+        yield NotJudged(what="NPROC_PER_NODE", why=why)
+
+
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
     """Arguments that Trainer would refuse beside the file, where the script is not there."""
     line = source.line
@@ -592,7 +634,7 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
     """The file that a script hands to Trainer, where another one is read here."""
     named = arguments.get("deepspeed")
     is_handed = source.consumer is Consumer.TRAINER and isinstance(named, str)
-    if is_handed and Path(str(named)).name != source.path.name:
+    if is_handed and not is_named_by(str(named), source.path):
         why = "the script hands it to Trainer, which takes it first"
         yield NotJudged(what=str(named), why=f"{why}: check it with {flag('launch')}")
 
