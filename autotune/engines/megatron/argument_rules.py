@@ -36,8 +36,8 @@ _FACTS = table_beside(__file__, "launch_facts.json")
 _COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
 """Arguments by which others are divided."""
 _SIZES = (*_COUNTS, *_FACTS["other_sizes"])
-Answer = tuple[str, str] | None
-"""What is wrong, and the change that mends it."""
+Answer = tuple[str, str] | tuple[str, str, Consequence | None] | None
+"""What is wrong, the change that mends it, and what comes of it where that is not as usual."""
 
 
 def flag_name(argument: str) -> str:
@@ -68,9 +68,12 @@ def argument_rule(
         def check(launch: MegatronLaunch) -> Finding | None:
             if (answer := asked(launch)) is None:
                 return None
-            named = (flag.replace("-", "_") for flag in _FLAG.findall(" ".join(answer)))
+            message, advice, *other = answer
+            named = (flag.replace("-", "_") for flag in _FLAG.findall(f"{message} {advice}"))
             at = tuple(argument for argument in named if argument in launch.given)
-            return Finding(message=answer[0], advice=answer[1], at=at)
+            return Finding(
+                message=message, advice=advice, at=at, consequence=other[0] if other else None
+            )
 
         subject = says or " ".join((asked.__doc__ or "").split())
         subject = f"{subject} {_FACTS['fixes'].get(name, '')}".rstrip()
@@ -189,7 +192,7 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
     def asked(launch: MegatronLaunch) -> Answer:
         found = misfits(launch.ranks, visible_devices(launch.variables))
-        return next(((problem, fix) for rule, problem, fix in found if rule == name), None)
+        return next((one[1:] for one in found if one.rule == name), None)
 
     source = "megatron/training/initialize.py: set_device"
     return argument_rule(f"environment.{name}", source, consequence, says)(asked)
@@ -334,7 +337,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
-    _of_nodes("lone_nodes", "differs", "srun starts a launcher on more nodes than it is told of."),
+    _of_nodes("lone_nodes", "differs", "Nodes on which a launcher runs are not told of one another."),
     _of_nodes(
         "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
     ),

@@ -255,9 +255,10 @@ def device_violations(
             beside="one device, for which it starts no torchrun",
             way="set FORCE_TORCHRUN=1",
         )
-    for name, problem, fix in misfits(ranks, visible):
-        if not is_deepspeeds or visible is None or name != "visible_devices":
-            yield violation_of(f"file.{name}", problem=problem, fix=fix)
+    for one in misfits(ranks, visible):
+        if not is_deepspeeds or visible is None or one.rule != "visible_devices":
+            facts = one._asdict()
+            yield violation_of(f"file.{facts.pop('rule')}", **facts)
     if not is_deepspeeds:
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
