@@ -71,6 +71,8 @@ def judged(folder: Path, text: str):
         ("#SBATCH -N 2\nexport NPROC_PER_NODE=8 NNODES=2\nsrun -n 2 bash -c 'megatron sft "
          "--tensor_model_parallel_size 32'", "world.product"),
         (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),
+        ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=2 "
+         "data.train_batch_size=128 actor.ppo_mini_batch_size=256", "batch.ppo_mini"),
         (f"srun {GPT.replace('8', '4 --nnodes 2 --master-addr $M', 1)} {BATCH}",
          "environment.lone_nodes"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "

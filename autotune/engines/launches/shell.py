@@ -109,6 +109,8 @@ _HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=/|\Z)")
 _PATTERN = re.compile(r"(?:\A|\s)[^\s=]*?(?:[*?]|\[[^]\s]+])")
 """Signs for which the shell puts in names of files; hardly any begins like a flag with its `=`."""
 _BRACES = re.compile(r"\{\S*(?:,|\.\.)\S*\}")
+_LEFT_OPEN = -2
+"""Place of a `$` that a shell puts something in for which is not known; none does so again."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 
 _Changes = dict[str, Value | None]
@@ -655,7 +657,14 @@ class _Reader:
         self._doubts = [*here.doubts]
         documents = [one.document for one in command.targets if one.document]
         self._n_left -= sum(map(len, (*command.words, *documents)))
-        fields = [self._element(word) for word in command.words]
+        fields = list[Field]()
+        sets = [*takewhile(lambda word: ASSIGNS.match(plain(word)), command.words)]
+        with self._scope() if sets[1:] else contextlib.nullcontext():
+            for word in sets:  # `A=1 B=$A`
+                fields.append(self._element(word))
+                if sets[1:]:
+                    self._sets(fields[-1:])
+        fields += map(self._element, command.words[len(sets) :])
         if fields and fields[0].raw == "read":
             fields += [self._element(one.chars) for one in command.targets if one.text == "<<<"]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
@@ -708,6 +717,8 @@ class _Reader:
         if words is None or words.items is None or name in "@*":
             return words
         sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
+        if name == "#" and any(at == _LEFT_OPEN for one in sure for _, at in one):
+            return Value()
         sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
         return Value(sure, why=words.why) if sure else None
 
@@ -750,7 +761,7 @@ class _Reader:
                     at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
                 is_listed = is_quoted and re.search(r"\[\*\]|\$\*", plain(part)) is not None
-                values = self._put_in(part)
+                values = None if part[0][1] == _LEFT_OPEN else self._put_in(part)
                 by_program = any(_BY_PROGRAM.search(plain(value)) for value in values or ())
                 if is_split and not is_quoted and by_program:
                     values = None  # a blank in it splits no word
@@ -779,7 +790,9 @@ class _Reader:
                 part = part[1:-1]
             elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
-            elif not (is_quoted or expands):
+            elif expands:
+                part = [(part[0][0], _LEFT_OPEN), *part[1:]]
+            elif not is_quoted:
                 bare, bare_literal = bare + plain(part), bare_literal + plain(part)
                 if start == 0 and (home := _HOME.match(bare)):
                     part = [*part[: home.end() - 1], *unplaced("$HOME"), *part[home.end() :]]
@@ -1134,7 +1147,7 @@ class _Reader:
         """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth >= _MOST_DEEP:
             return
-        chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+        chars = [(char, text.place if at == -1 else at) for char, at in text.chars]
         within = (*self._here.within, *words)
         is_part = words == ("eval",)
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)

@@ -18,7 +18,12 @@ from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, violation_
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
-from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
+from autotune.engines.deepspeed.sources.script import (
+    brings_cpu_optimizer,
+    clips_to,
+    device_map,
+    reads_name,
+)
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
@@ -58,6 +63,12 @@ def refusals(source: Source) -> Iterator[Violation]:
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
+    norm = clips_to(source.script) if consumer is Consumer.ACCELERATE and source.script else None
+    clipping = source.config.get("gradient_clipping") or 0
+    clipping = 1.0 if clipping == AUTO else clipping  # _prepare_deepspeed fills it in
+    if norm is not None and norm != clipping:
+        facts = {"script": source.line.script, "norm": norm, "clipping": clipping}
+        yield violation_of("accelerate.clips_by_file", **facts)
     for name, row in FILE_RULES.items() if reader == MEGATRON else ():
         value_of = partial(_of_megatron, source)
         with contextlib.suppress(UnknownFactError):
@@ -101,7 +112,8 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
             name=evaluates,
             stage=stage,
         )
-    loaded = device_map(script) if script is not None and stage == 3 else None
+    known = None if source.line.open_words else given
+    loaded = device_map(script, known) if script is not None and stage == 3 else None
     if script is not None and loaded is not None:
         value, is_refused = loaded
         yield violation_of(
