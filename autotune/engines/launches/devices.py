@@ -30,7 +30,7 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         fix = "add --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
         surely: Consequence = "raised" if ranks.starter else "may_raise"
-        yield Misfit("lone_nodes", f"{ranks.unmet} until it gives up", fix, surely)
+        yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
     if per_node is None:
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
@@ -40,7 +40,9 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
             what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
             what += f"with {format_count(per_node, 'rank')}{counted and f' for {counted}'}"
             if ranks.reaches_nodes:
-                yield Misfit("tasks", f"{what}: it starts those of all nodes itself", "leave srun out")
+                yield Misfit(
+                    "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
+                )
                 return
             if nodes and ranks.tasks_per_node == 1:
                 fix = f"tell {ranks.launcher} of {tasks} nodes (torchrun: --nnodes {tasks})"

@@ -339,19 +339,17 @@ def _unmet(flags: Mapping[str, Any], starter: str) -> str:
     named = _NODES.fullmatch(str(flags.get("nnodes")))
     if named is None or int(named[2]) < 2 or UNKNOWN.search(str(flags.get("rdzv_backend"))):
         return ""
-    told = f"torchrun --nnodes {flags['nnodes']} "
+    is_static = flags.get("rdzv_backend", "static") == "static"
+    place = "master_addr" if is_static else "rdzv_endpoint"
     if flags.get("standalone"):
-        return f"{told}with --standalone: each node waits for the others at an address of its own"
-    if flags.get("rdzv_backend", "static") != "static":
-        meets = "rdzv_endpoint" in flags
-        return "" if meets else f"{told}without --rdzv_endpoint: each node waits at localhost"
-    if "node_rank" in flags:
-        meets = not starter or "master_addr" in flags or "rdzv_endpoint" in flags
-        return "" if meets else f"{told}without --master_addr: each node looks for it at 127.0.0.1"
-    return (
-        f"{told}without --rdzv_backend or --node_rank: each node takes itself for the first one, "
-        "and waits for the others"
-    )
+        why = "with --standalone: each node waits at an address of its own"
+    elif is_static and "node_rank" not in flags:
+        why = "without --rdzv_backend or --node_rank: each node waits as the first one"
+    elif (starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
+        why = f"without --{place}: each node waits at an address of its own"
+    else:
+        return ""
+    return f"torchrun --nnodes {flags['nnodes']} {why}"
 
 
 def open_words(words: Sequence[str]) -> Iterator[str]:

@@ -100,7 +100,6 @@ _ELEMENT = re.compile(r"\[[^]]*\]\+?=")
 _DECLARED_ODD = re.compile(r"-\w*[Ailnu]")
 """An option by which a variable is not the text that it is given."""
 _FLAGS = re.compile(r"([-+])(\w+)(?: (\w+))?")
-"""What `set` switches on or off."""
 _BY_PROGRAM = re.compile(r"\$\(|`|\$\{[^}]*\s")
 """What only the shell knows, and may hold blanks."""
 _QUOTED_DEFAULT = [re.compile(rf"\$\{{\w+:?[-=].*{end}") for end in (r"['\"].*\s", "'")]
@@ -322,8 +321,6 @@ class _Reader:
         self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
-        self._odd: set[str] = set()
-        """Variables that are not the text that they are given: numbers, other names."""
         self._flags: set[str] = set()
         """Those that `set` has switched on: `a` exports all, `e` ends at a fault."""
         self._n_asked = 0
@@ -415,8 +412,8 @@ class _Reader:
         return truth
 
     def _and_or(self, line: Line) -> _Truth:
-        truth = _Truth(True)
-        self._n_asked += len(line) > 1
+        truth, is_alone = _Truth(True), len(line) == 1
+        self._n_asked += not is_alone
         for joint, is_negated, parts in line:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
@@ -427,8 +424,8 @@ class _Reader:
             if runs and branch.truth.holds is not None:
                 holds = branch.truth.holds is not is_negated
             truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
-        self._n_asked -= len(line) > 1
-        is_fault = truth == (False, False) and not (len(line) > 1 or line[0][1])
+        self._n_asked -= not is_alone
+        is_fault = truth == (False, False) and is_alone and not line[0][1]
         if is_fault and "e" in self._flags and not self._n_asked:
             raise _End("exit", "")
         return truth
@@ -476,10 +473,10 @@ class _Reader:
                 truth = self._matching([choice.word, *patterns]) if choice.word else _OPEN
                 is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
-                asks = partial(self._asked, condition)
-                asked = self._branch(
-                    True if has_run is False else None, asks, may_differ=may_differ
-                )
+                asks, is_sure = partial(self._list, condition), True if has_run is False else None
+                self._n_asked += 1
+                asked = self._branch(is_sure, asks, may_differ=may_differ)
+                self._n_asked -= 1
                 self._merge([asked], self._why(choice))
                 truth, is_all = asked.truth if condition else _Truth(True), not condition
             runs = None if has_run is None else truth.holds
@@ -492,12 +489,6 @@ class _Reader:
             if has_run and not may_differ:
                 break
         self._merge(branches, self._why(choice), is_all=is_all)
-
-    def _asked(self, condition: Sequence[Line]) -> _Truth:
-        self._n_asked += 1
-        truth = self._list(condition)
-        self._n_asked -= 1
-        return truth
 
     def _matching(self, words: Sequence[Chars]) -> _Truth:
         """Whether the word of a `case` is of the patterns behind it."""
@@ -532,8 +523,6 @@ class _Reader:
                 before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         branch = self._branch(None, take, given)
-        if branch.ends and loop.name == "while" and _is_endless(loop):
-            raise _End("exit", "")
         if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -891,10 +880,7 @@ class _Reader:
             elif name == "pwd":
                 printed = here
             elif name in ("dirname", "realpath", "readlink"):
-                if name == "dirname" and os.path.normpath(rest[0]).rpartition("/")[2] in (
-                    ".",
-                    "..",
-                ):
+                if name == "dirname" and _name(os.path.normpath(rest[0])) in (".", ".."):
                     return None  # the folder above one that only the shell names
                 printed = rest[0] if name != "dirname" else os.path.dirname(rest[0]) or "."
             else:
@@ -954,8 +940,7 @@ class _Reader:
                 if names[0] == "export" or any(re.match(r"-\w*x", one) for one in names):
                     self._exported.add(name)
                 if any(map(_DECLARED_ODD.match, names)):
-                    self._odd.add(name)
-                    self._forget([name])
+                    self._put(name, Value(is_array=True))  # open from now on
                 self._environment = None
         return True
 
@@ -974,7 +959,7 @@ class _Reader:
         held, starts = self._variables.get(name), [plain(one) for one in value.items or ()]
         if held and held.is_array and not given.is_array:
             value = Value(is_array=True)  # it is the first element
-        if name in self._odd or (value.is_array and any(map(_ELEMENT.match, starts))):
+        if value.is_array and any(map(_ELEMENT.match, starts)):
             value = Value()
         value = value._replace(why=next(filter(None, self._doubts), value.why))
         self._put(name, value.differing(given.may_differ))
@@ -1160,13 +1145,6 @@ class _Reader:
                 self._exported |= own.keys()
                 self._environment = None
             self._run(replace(here, lines=lines_of(chars)))
-
-
-def _is_endless(loop: Block) -> bool:
-    """Whether the condition of a loop always holds: `while true`."""
-    ((_, is_negated, (first, *_)), *rest) = loop.lines[0]
-    words = [*map(plain, first.words)] if isinstance(first, Simple) else []
-    return not (is_negated or rest) and words in (["true"], [":"])
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:

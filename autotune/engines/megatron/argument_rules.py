@@ -117,7 +117,15 @@ def clash(
 
 
 def _fact(launch: MegatronLaunch, name: str) -> Any:
-    """An argument, or the ranks; experts share tensors as all else does unless they are told."""
+    """An argument, the ranks, or the connections that a parser of Megatron's is given.
+
+    Experts share tensors as all else does unless they are told.
+    """
+    if name == "connections":
+        value = launch.variables.get(CONNECTIONS, "")
+        return None if "$" in value or launch.is_overrides else value
+    if name == "asks_for_connections":
+        return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:
         name = "tensor_model_parallel_size"
     if name == "world" and launch.world is None:
@@ -139,27 +147,6 @@ def _counts(launch: MegatronLaunch) -> Answer:
                 f"{flag_name(name)} {value}: no model or cluster has so many",
                 "give a smaller number",
             )
-    return None
-
-
-@argument_rule("environment.connections", f"{ARGUMENTS}: CUDA_DEVICE_MAX_CONNECTIONS")
-def _connections(launch: MegatronLaunch) -> Answer:
-    """CUDA_DEVICE_MAX_CONNECTIONS that the file sets to another value than Megatron asks for."""
-    value = launch.variables.get(CONNECTIONS)
-    if value is None or "$" in value or launch.is_overrides:  # they pass by Megatron's parser
-        return None
-    for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
-        if launch.get(name) and value == "1":
-            return (
-                f"{flag_name(name)}: asks for a {CONNECTIONS} other than 1, and it is set to 1",
-                f"set {CONNECTIONS} to 8, or leave it out",
-            )
-    if value != "1" and asks_for_connections(launch):
-        return (
-            f"tensor and context parallel ranks ask for {CONNECTIONS}=1 on GPUs before "
-            f"Blackwell, and it is set to {value}",
-            f"set {CONNECTIONS} to 1",
-        )
     return None
 
 
@@ -333,11 +320,10 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
-    _connections,
     _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
-    _of_nodes("lone_nodes", "differs", "Nodes on which a launcher runs are not told of one another."),
+    _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),
     _of_nodes(
         "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
     ),
