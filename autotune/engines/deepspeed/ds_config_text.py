@@ -105,10 +105,7 @@ def _hjson(text: str, path: Path) -> Any:
 
         data = hjson.loads(text, object_pairs_hook=_unlike)
     except _TwiceError as twice:
-        raise RenderError(
-            f"{path}: {twice} stands twice in one section, which DeepSpeed refuses",
-            "keep one of them",
-        ) from twice
+        raise RenderError.of("engines.deepspeed.key_stands_twice", path=path, key=twice) from twice
     except Exception:  # its reader trips over broken numbers and depths in ways of its own
         return None
     return data if isinstance(data, dict) and _is_finite(data) else None
