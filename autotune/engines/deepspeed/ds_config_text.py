@@ -76,10 +76,8 @@ _KINDS = "a ds_config.json, or a YAML, shell or Python file that holds or starts
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
     if "integer string conversion" in str(error):  # Python's own bound, in Python's words
-        raise RenderError(
-            f"{path}: a number in it has more than {sys.get_int_max_str_digits()} digits",
-            "mend the file there: no key takes such a number",
-        ) from error
+        most = sys.get_int_max_str_digits()
+        raise RenderError.of("engines.deepspeed.long_number", path=path, most=most) from error
     hint = "mend the file there"
     if path.suffix.lower() not in ("", ".json", ".hjson"):
         hint = f"name {_KINDS}; if this is a ds_config, {hint}"

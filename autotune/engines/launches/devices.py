@@ -15,7 +15,6 @@ class Misfit(NamedTuple):
     problem: str
     fix: str
     consequence: Consequence | None = None
-    """None: the rule's usual one."""
 
 
 def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:

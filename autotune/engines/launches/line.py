@@ -284,8 +284,8 @@ def ranks_of(
         given = dict(flags_of([words[number] for number in parts.launcher_flags]))
         if parts.kind == "torchrun":
             starter = _task_starter([*within, *words[: parts.launcher_at]])
-            unread = any(open_words([words[number] for number in parts.launcher_flags]))
-            unmet = "" if unread else _unmet(_with_variables(given, variables), starter)
+            is_read = not any(open_words([words[number] for number in parts.launcher_flags]))
+            unmet = _unmet(_with_variables(given, variables), starter) if is_read else ""
             ranks = replace(ranks, starter=starter, unmet=unmet)
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))

@@ -117,10 +117,7 @@ def clash(
 
 
 def _fact(launch: MegatronLaunch, name: str) -> Any:
-    """An argument, the ranks, or the connections that a parser of Megatron's is given.
-
-    Experts share tensors as all else does unless they are told.
-    """
+    """An argument, or what rows ask besides; experts share tensors as all else does by default."""
     if name == "connections":
         value = launch.variables.get(CONNECTIONS, "")
         return None if "$" in value or launch.is_overrides else value

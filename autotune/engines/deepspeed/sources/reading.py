@@ -253,10 +253,7 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         JobError: It is YAML that cannot be read.
     """
     if path == STANDARD_INPUT and not text.strip():
-        raise RenderError(
-            "standard input is empty",
-            "pipe a file in, such as `autotune check - < ds_config.json`",
-        )
+        raise RenderError.of("engines.deepspeed.empty_input")
     is_yaml = _is_yaml(text, path)
     if is_yaml and (in_json := _json_in_yaml(text, path)) is not None:
         return Parsed(data=in_json, syntax="json")

@@ -402,11 +402,10 @@ def _parsed_fields(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
     classes = (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
     found: dict[str, Any] = {}
     for line in (line for one in classes if one.name in names for line in one.body):
-        default = line.value if isinstance(line, ast.AnnAssign) else None
-        if isinstance(default, ast.Call):  # of `field`
-            default = next((one.value for one in default.keywords if one.arg == "default"), None)
-        if isinstance(line, ast.AnnAssign) and default is not None:
-            name = _name(line.target)
+        if isinstance(line, ast.AnnAssign) and line.value is not None:
+            # What is no `field` is its own default.
+            options = {one.arg: one.value for one in getattr(line.value, "keywords", ())}
+            name, default = _name(line.target), options.get("default", line.value)
             with contextlib.suppress(ValueError):
                 found[name] = given[name] if name in given else ast.literal_eval(default)
     return {name: value for name, value in found.items() if "$" not in str(value)}
