@@ -250,7 +250,8 @@ def device_violations(
     rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
     program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
-        facts: dict[str, Any] = {"name": visible.source, "value": visible.names, "reader": "ms-swift"}
+        value: Any = visible.names
+        facts = {"name": visible.source, "value": value, "reader": "ms-swift"}
         facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"
         way = f"set NPROC_PER_NODE={visible.count}"
         yield violation_of("file.program_refuses", way=way, **facts)
