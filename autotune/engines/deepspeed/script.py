@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.nested import MISSING, differences, leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
@@ -175,11 +174,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     def baseline(self, path: Path) -> tuple[DeepSpeedEngine, Candidate]:
         """Refuse: the command is the baseline."""
-        raise JobError(
-            f"{flag('baseline')} {path}: the command as it is is what a search of it compares "
-            "with",
-            "leave it out, or give the command that uses this file",
-        )
+        raise JobError.of("engines.deepspeed.baseline_of_a_command", path=path)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """What the candidate breaks, and the command as it is does not: that has run."""
