@@ -21,7 +21,6 @@ import torch
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
 
-
 _MemoryInfo = ctypes.c_ulonglong * 3
 """As nvmlMemory_t: total, free and used bytes."""
 

@@ -440,7 +440,7 @@ class ScriptEngine(DeepSpeedEngine):
         if self._script.accumulates_by_hand:
             found.append(
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
-                "DeepSpeed reduces the gradients after each of them"
+                "DeepSpeed reduces the gradients after each of them, unless under no_sync"
             )
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:

@@ -36,11 +36,7 @@ def hooks() -> list[Hook]:
         # Before what sets another place is silenced.
         ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
-            (
-                module,
-                f"{kind}.{name}".strip("."),
-                _save if name.startswith("save") else _nothing,
-            )
+            (module, f"{kind}.{name}".strip("."), _save if name.startswith("save") else _nothing)
             for module, kinds in _SILENT.items()
             for kind, names in kinds.items()
             for name in names
@@ -126,7 +122,6 @@ _prepared: dict[str, _Identity] = {}
 """Files that were saved where nothing was, as they were then."""
 _made: list[str] = []
 """Folders that it has made."""
-
 
 _began_s = 0.0
 """When the trial began."""
