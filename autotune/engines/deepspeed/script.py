@@ -144,13 +144,12 @@ class ScriptEngine(DeepSpeedEngine):
                 domains[name] = replace(domains[name], values=values)
         if "zero.stage" in self._reach.left_out:
             domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
-        if "micro_batch" not in domains:
-            domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
-        elif self._script.micro_batch not in domains["micro_batch"].values:
-            values = (*domains["micro_batch"].values, self._script.micro_batch)
-            domains["micro_batch"] = replace(
-                domains["micro_batch"], values=tuple(sorted(values, key=int))
-            )
+        domains.setdefault("micro_batch", Domain(values=(self._script.micro_batch,), when=()))
+        for name in domains.keys() & self._own_knobs.keys() & self.unchanged.values.keys():
+            own, values = self._own_knobs[name], domains[name].values
+            if own not in values:  # else no change would be tried without one of it as well
+                in_order = (*values, own) if isinstance(own, str) else sorted((*values, own))
+                domains[name] = replace(domains[name], values=tuple(in_order))
         if attention := self._base_knobs.get("attention"):
             domains = _with_attention_named(domains, attention)
         if self._switches_optimizer and (domain := domains.get(IMPLEMENTATION)):
@@ -436,7 +435,7 @@ class ScriptEngine(DeepSpeedEngine):
         if self._script.accumulates_by_hand:
             found.append(
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
-                "DeepSpeed reduces the gradients after each of them"
+                "DeepSpeed reduces the gradients after each of them, unless under no_sync"
             )
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:

@@ -62,8 +62,10 @@ _ALL = (-1,)
 
 _COUNT = "a whole number above 0"
 
-_SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
-"""Names of flags and of scripts."""
+_SHOWN = re.compile(
+    r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)|(?:[\w./~-]*/)?python[\d.]*|run"
+)
+"""Names of flags and of scripts, Python, and `run` of what starts it, such as uv."""
 
 _LONGEST_NUMBER = 8
 """Digits of a number that is shown; a longer one may be a secret."""
@@ -210,18 +212,18 @@ def in_short(words: Sequence[str], folder: Path = Path()) -> str:
     """A line without what may be a secret in it.
 
     What starts ranks is shown with its own words, its numbers and the files in `folder` that it
-    names. Of all else the program, scripts and names of flags are shown.
+    names. Of all else programs, scripts and names of flags are shown.
     """
     parts, shown = parts_of(words), [words[0]]
     is_known = is_launch(words, parts) or _starts(words[0])
     programs = (parts.launcher_at, parts.script_at + 1)
     for at, word in enumerate(words[1:], 1):
         name, equals, value = word.partition("=")
-        is_module = is_known and words[at - 1] == "-m" and at <= parts.script_at
+        is_module = is_known and at == parts.script_at and words[at - 1] in ("-m", "--module")
         of_program = at in programs and word.isalpha() and _starts(words[at - 1])
         if is_known and equals and _is_plain(name, value, folder):
             shown.append(word)
-        elif is_module or of_program or _SHOWN.fullmatch(name):
+        elif is_module or of_program or _launcher(word) or _SHOWN.fullmatch(name):
             shown.append(name)
         elif is_known and _is_plain(words[at - 1], word, folder):
             shown.append(word)
