@@ -58,6 +58,8 @@ class _Helpful:
             JobError: It is not what the command takes.
         """
         typed = list(args)  # reading takes words out
+        if any(p.name == "settings" and "--set" not in p.opts for p in self.get_params(ctx)):  # type: ignore[attr-defined]
+            args = [word.removeprefix("--set=") for word in args if word != "--set"]
         try:
             left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except UsageError as error:
@@ -133,8 +135,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         meant = _ELSEWHERE.get(error.option_name) or did_you_mean(
             error.option_name, known, most=2, alike=0.6
         )
-        if error.option_name == "--set" and any(p.name == "settings" for p in ctx.command.params):
-            meant = "write settings as they are, such as zero.stage=2; "
+        if error.option_name == "--set" and "--space" in known:
+            meant = _PINNED
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
@@ -162,6 +164,11 @@ _ELSEWHERE = {
     "--accelerator": "DS_ACCELERATOR=cuda or DS_ACCELERATOR=cpu before the command chooses; "
 }
 """Option of other commands -> what does the same here."""
+_PINNED = (
+    "`explain zero.stage=2` with the same flags is about one candidate; here --space FILE with "
+    "`knobs: {zero.stage: [2], ...}` keeps a knob at one value; "
+)
+"""What does the work of `--set` where candidates are ranked."""
 _SHOULD = "Input should "
 """Begins the checker's words for a value that it does not take."""
 _NUMBERS = {"valid integer": "whole number", "valid number": "number"}

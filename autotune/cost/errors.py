@@ -65,6 +65,18 @@ _MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
 _MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
+_SIZES_IN_WORDS = {
+    "time": {
+        "large": f" with layers of {1e3 * _SMALL_LAYER_S:g} ms or more",
+        "small": f" with layers below {1e3 * _SMALL_LAYER_S:g} ms",
+    },
+    "memory": {
+        "large": f" with peaks of {_SMALL_BYTES >> 30} GiB or more",
+        "small": f" with peaks below {_SMALL_BYTES >> 30} GiB",
+    },
+}
+"""Figure -> word of a kind -> the size that it stands for, as `time_kinds` and `memory_kinds` cut.
+"""
 _HINT = "written by benchmarks/fit_errors.py"
 
 Values = NDArray[np.float64]
@@ -119,7 +131,7 @@ class Widths(BaseModel):
         """Runs that stand for those of each kind, in words."""
         found = [self.nearest(kind) for kind in kinds.names]
         return [
-            f"{figure}: {self.kinds[near].sources} sources of {_in_words(near)}"
+            f"{figure}: {self.kinds[near].sources} sources of {_in_words(near, figure)}"
             + ("" if near == kind else " (too few are closer to this one)")
             for kind, near in zip(kinds.names, found, strict=True)
         ]
@@ -131,13 +143,13 @@ class Widths(BaseModel):
         return found
 
 
-def _in_words(kind: str) -> str:
-    """A kind as people say it: `large dense models, known framework and accelerator`."""
+def _in_words(kind: str, figure: str) -> str:
+    """A kind as people say it: `dense models with peaks below 16 GiB, known framework and ...`."""
     model, *others = kind.split()
     if model == "all":
         return "all kinds of runs"
     evidence, size = [*others, "", ""][:2]
-    words = f"{size} {_MODELS_IN_WORDS[model]}".strip()
+    words = _MODELS_IN_WORDS[model] + _SIZES_IN_WORDS[figure].get(size, "")
     return words + (f", {evidence} framework and accelerator" if evidence else "")
 
 

@@ -12,6 +12,7 @@ from autotune.planning.choices import PROBABLE, choices_of, is_exotic
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate, format_value
+from autotune.space.knobs import changing_knobs
 from autotune.space.rule import Violation
 
 
@@ -30,6 +31,8 @@ class Neighbour:
     peak_memory_bytes: float
     fit_probability: float
     is_exotic: bool
+    changes_training: bool
+    """Whether other numbers are trained with that value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,15 +125,18 @@ class Explained(Estimated):
         return min(self._legal, key=order, default=None)
 
     def _plainest(self, neighbour: Neighbour) -> tuple[object, ...]:
-        return neighbour.is_exotic, *self.by_use(neighbour)
+        return neighbour.changes_training, neighbour.is_exotic, *self.by_use(neighbour)
 
-    def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
-        """Sorts neighbours: the fastest that fits, then the surest, then the smallest."""
+    def by_use(self, neighbour: Neighbour) -> tuple[bool, bool, float, float]:
+        """Sorts neighbours: the fastest that fits, then the surest, then the smallest.
+
+        Among those that fit, and among the others, what changes the training comes last.
+        """
         fits = neighbour.fit_probability >= self.min_fit
         chance = 0.0 if fits else round(neighbour.fit_probability, 2)
         is_hopeless = not fits and not chance
         size = neighbour.peak_memory_bytes if is_hopeless else neighbour.step_time_s
-        return not fits, -chance, size
+        return not fits, neighbour.changes_training, -chance, size
 
     @property
     def _legal(self) -> list[Neighbour]:
@@ -241,19 +247,20 @@ def neighbours_of(
     """What is forecast of some candidates, each with the knob and the value that make it."""
     if not others:
         return ()
-    found = outlook.predict(list(others))
+    found, knobs = outlook.predict(list(others)), outlook.lattice.context.knobs
     exotic = is_exotic(found.plans)
     return tuple(
         Neighbour(
             knob=knob,
             value=value,
-            along=outlook.lattice.context.knobs[knob].along,
+            along=knobs[knob].along,
             knobs=other.values,
             violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),
             peak_memory_bytes=float(found.peak_memory_bytes[index]),
             fit_probability=float(found.fit_probability[index]),
             is_exotic=bool(exotic[index]),
+            changes_training=knob in changing_knobs(other, knobs),
         )
         for index, (other, (knob, value)) in enumerate(others.items())
     )

@@ -114,7 +114,8 @@ def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
     differs = {
         n.knob
         for n in legal
-        if abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
+        if n.changes_training
+        or abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
         or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
     }
     alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)

@@ -126,6 +126,7 @@ def neighbour_as_dict(neighbour: Neighbour) -> dict[str, Any]:
         "pred_step_time_s": neighbour.step_time_s,
         "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
         "pred_fit_probability": neighbour.fit_probability,
+        "changes_training": neighbour.changes_training,
     }
 
 
