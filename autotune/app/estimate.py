@@ -24,6 +24,8 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
+_FIRST = 5
+"""Rows that are shown beside the file."""
 _TIME_PARTS = {
     f"pred_{field.name}": field.name
     for field in dataclasses.fields(StepTimes)
@@ -59,9 +61,12 @@ class Estimate:
     predicted: int
     reasons: dict[str, int]
     """Why rows are not predicted -> how many, most first."""
+    first: pd.DataFrame
+    """The first rows that are predicted."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "out": str(self.out)}
+        figures = ("rows", "predicted", "reasons")
+        return {"out": str(self.out), **{name: getattr(self, name) for name in figures}}
 
 
 Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]
@@ -104,6 +109,7 @@ def estimate_rows(
         rows=len(table),
         predicted=len(read.positions),
         reasons=dict(Counter(filter(None, read.reasons)).most_common()),
+        first=frame[frame["reason"] == ""].head(_FIRST),
     )
 
 

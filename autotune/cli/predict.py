@@ -10,6 +10,7 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
+    PROGRESS,
     asker,
     cli,
     obtained_fleet,
@@ -194,11 +195,13 @@ def estimate(
 
 def _estimate_rows(rows: Path, out: Path, accelerators: Path | None, *, as_json: bool) -> None:
     from autotune.app.estimate import estimate_rows
+    from autotune.report.terminal.tables import print_told
 
     done = estimate_rows(rows, out, accelerators=accelerators)
     if as_json:
         print_json(done.as_dict())
         return
+    print_told(PROGRESS, "estimated_rows", {"rows": done.first.to_dict("index")})
     say(f"{done.predicted} of {done.rows} rows are predicted")
     for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
         say(f"  {count} not: {reason}")

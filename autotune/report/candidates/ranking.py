@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import MIN_FIT, PROBABLE
-from autotune.planning.explained import Neighbour
+from autotune.planning.explained import Neighbour, neighbours_of
 from autotune.planning.from_baseline import baseline_of, changes_from
 from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
@@ -242,10 +242,37 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
             "changes": changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
+        "unspread": _unspread(ranking),
+        "faster_attention": _faster_attention(ranking.outlook, candidate),
         "asks": _asks(ranking, shown),
         "gathering": list(ranking.outlook.engine.spread_experts(candidate)),
         "search": _searched(ranking, shown),
     }
+
+
+def _unspread(ranking: Ranking) -> str:
+    """Why no candidate spreads experts, by the rule that refuses most.
+
+    Empty: one does, or there are none.
+    """
+    if ranking.outlook.job.model.shape.n_experts < 2 or np.max(ranking.prediction.plans.ep) > 1:
+        return ""
+    lattice = ranking.outlook.lattice
+    says = (lattice.examples[rule][1].message for rule, _ in lattice.refused.most_common())
+    return next((message for message in says if message.startswith("ep=")), "")
+
+
+def _faster_attention(outlook: Outlook, candidate: Candidate) -> Neighbour | None:
+    """A candidate with flash attention, where the model's attention is eager by default."""
+    if "attention" not in outlook.lattice.context.knobs or "sdpa" in outlook.job.model.attention:
+        return None
+    knob, value = "attention", "flash_attention_2"
+    other = Candidate.of(
+        {**candidate.values, knob: value},
+        world=candidate.world,
+        global_batch=outlook.job.global_batch,
+    )
+    return neighbours_of(outlook, {other: (knob, value)})[0]
 
 
 def _alternatives(ranking: Ranking) -> list[int]:

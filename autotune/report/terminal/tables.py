@@ -15,7 +15,6 @@ from rich.text import Text
 
 from autotune.report.parts import APART, Cells, Part, tell_parts
 
-
 _LINED = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 """A line below the header and between sections, and no other frame."""
 
