@@ -159,7 +159,7 @@ def explain(
 
 @cli.command(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
-    "    --world 64 --gpu H100 --set zero.stage=3"
+    "    --world 64 --gpu H100 zero.stage=3"
 )
 @takes_job(job_file, fleet_flags, lesson_flags)
 def estimate(
