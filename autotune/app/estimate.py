@@ -24,8 +24,6 @@ from autotune.devices.accelerators import Accelerator, accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6
-_FIRST = 5
-"""Rows that are shown beside the file."""
 _TIME_PARTS = {
     f"pred_{field.name}": field.name
     for field in dataclasses.fields(StepTimes)
@@ -62,7 +60,7 @@ class Estimate:
     reasons: dict[str, int]
     """Why rows are not predicted -> how many, most first."""
     first: pd.DataFrame
-    """The first rows that are predicted."""
+    """Rows that are predicted, the first few."""
 
     def as_dict(self) -> dict[str, Any]:
         figures = ("rows", "predicted", "reasons")
@@ -109,7 +107,7 @@ def estimate_rows(
         rows=len(table),
         predicted=len(read.positions),
         reasons=dict(Counter(filter(None, read.reasons)).most_common()),
-        first=frame[frame["reason"] == ""].head(_FIRST),
+        first=frame[frame["reason"] == ""].head(),
     )
 
 

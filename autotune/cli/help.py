@@ -136,7 +136,10 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             error.option_name, known, most=2, alike=0.6
         )
         if error.option_name == "--set" and "--space" in known:
-            meant = _PINNED
+            meant = (
+                "a --space FILE with `knobs: {zero.stage: [2], ...}` keeps a knob at one value, "
+            )
+            meant += "and `explain zero.stage=2` is about one candidate; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
@@ -164,11 +167,6 @@ _ELSEWHERE = {
     "--accelerator": "DS_ACCELERATOR=cuda or DS_ACCELERATOR=cpu before the command chooses; "
 }
 """Option of other commands -> what does the same here."""
-_PINNED = (
-    "`explain zero.stage=2` with the same flags is about one candidate; here --space FILE with "
-    "`knobs: {zero.stage: [2], ...}` keeps a knob at one value; "
-)
-"""What does the work of `--set` where candidates are ranked."""
 _SHOULD = "Input should "
 """Begins the checker's words for a value that it does not take."""
 _NUMBERS = {"valid integer": "whole number", "valid number": "number"}

@@ -65,18 +65,11 @@ _MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
 _MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
-_SIZES_IN_WORDS = {
-    "time": {
-        "large": f" with layers of {1e3 * _SMALL_LAYER_S:g} ms or more",
-        "small": f" with layers below {1e3 * _SMALL_LAYER_S:g} ms",
-    },
-    "memory": {
-        "large": f" with peaks of {_SMALL_BYTES >> 30} GiB or more",
-        "small": f" with peaks below {_SMALL_BYTES >> 30} GiB",
-    },
+_OF_SIZE = {
+    "time": ("layers", f"{1e3 * _SMALL_LAYER_S:g} ms"),
+    "memory": ("peaks", f"{_SMALL_BYTES >> 30} GiB"),
 }
-"""Figure -> word of a kind -> the size that it stands for, as `time_kinds` and `memory_kinds` cut.
-"""
+"""Figure -> what its sizes are of, and the limit between them, as `time_kinds` cuts."""
 _HINT = "written by benchmarks/fit_errors.py"
 
 Values = NDArray[np.float64]
@@ -149,7 +142,9 @@ def _in_words(kind: str, figure: str) -> str:
     if model == "all":
         return "all kinds of runs"
     evidence, size = [*others, "", ""][:2]
-    words = _MODELS_IN_WORDS[model] + _SIZES_IN_WORDS[figure].get(size, "")
+    what, limit = _OF_SIZE[figure]
+    sizes = {"large": f" with {what} of {limit} or more", "small": f" with {what} below {limit}"}
+    words = _MODELS_IN_WORDS[model] + sizes.get(size, "")
     return words + (f", {evidence} framework and accelerator" if evidence else "")
 
 

@@ -24,7 +24,6 @@ class Neighbour:
     value: KnobValue
     along: Mapping[str, KnobValue]
     """Settings without which that knob does nothing."""
-    knobs: Mapping[str, KnobValue]
     violations: tuple[Violation, ...]
     """Empty: legal."""
     step_time_s: float
@@ -177,13 +176,11 @@ def explain_candidate(
     Raises:
         JobError: A setting is not one.
     """
-    candidate, notes = outlook.read(settings)
+    one = estimate_candidate(outlook, settings)
+    candidate, prediction = one.candidate, one.prediction
     outlook, found, _, legal = legal_rows(outlook, min_fit=min_fit)
-    min_fit = legal.min_fit
-    candidates = outlook.lattice.candidates
-    prediction, reach = outlook.predict_plans(outlook.plans([candidate]))
-    violations = tuple(outlook.engine.judge(candidate))
-    is_in = not violations and candidate in candidates
+    min_fit, candidates = legal.min_fit, outlook.lattice.candidates
+    is_in = not one.violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
     setbacks = outlook.setbacks(candidates)
@@ -197,20 +194,15 @@ def explain_candidate(
     if first != at:
         inside = [first, *choices.variants(place).tolist()]
         first = next(place for place in inside if place == at or outlook.lattice.is_legal(place))
-    first_s = prediction.step_time_s[0] if first == at else found.step_time_s[first]
+    first_s = one.step_time_s if first == at else found.step_time_s[first]
     return Explained(
-        outlook=outlook,
-        candidate=candidate,
-        notes=notes,
-        violations=violations,
-        prediction=prediction,
-        reach=reach,
+        **{**vars(one), "outlook": outlook},
         place=place,
         n_ranked=len(choices),
         first="" if index is None or first == at else outlook.engine.describe(candidates[first]),
-        slower_than_first=float(prediction.step_time_s[0] / first_s),
+        slower_than_first=float(one.step_time_s / first_s),
         is_in_lattice=index is not None,
-        nearest=() if is_in or violations else _nearest(outlook, candidate),
+        nearest=() if is_in or one.violations else _nearest(outlook, candidate),
         min_fit=min_fit,
         neighbours=neighbours_of(outlook, outlook.neighbours(candidate)),
     )
@@ -254,7 +246,6 @@ def neighbours_of(
             knob=knob,
             value=value,
             along=knobs[knob].along,
-            knobs=other.values,
             violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),
             peak_memory_bytes=float(found.peak_memory_bytes[index]),

@@ -264,15 +264,11 @@ def _unspread(ranking: Ranking) -> str:
 
 def _faster_attention(outlook: Outlook, candidate: Candidate) -> Neighbour | None:
     """A candidate with flash attention, where the model's attention is eager by default."""
-    if "attention" not in outlook.lattice.context.knobs or "sdpa" in outlook.job.model.attention:
+    if "sdpa" in outlook.job.model.attention:
         return None
-    knob, value = "attention", "flash_attention_2"
-    other = Candidate.of(
-        {**candidate.values, knob: value},
-        world=candidate.world,
-        global_batch=outlook.job.global_batch,
-    )
-    return neighbours_of(outlook, {other: (knob, value)})[0]
+    flash = ("attention", "flash_attention_2")
+    others = {one: step for one, step in outlook.neighbours(candidate).items() if step == flash}
+    return next(iter(neighbours_of(outlook, others)), None)
 
 
 def _alternatives(ranking: Ranking) -> list[int]:
@@ -316,12 +312,8 @@ def rank_lines(candidate: Candidate, environment: Environment) -> list[str]:
 def host_bytes(prediction: Prediction, index: int) -> tuple[float, float] | None:
     """What offload takes of a host's memory, per rank and per node; None: nothing is there."""
     node_bytes = float(prediction.host_memory_bytes[index])
-    if not node_bytes:
-        return None
-    return (
-        float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0]),
-        node_bytes,
-    )
+    rank_bytes = np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0]
+    return (float(rank_bytes), node_bytes) if node_bytes else None
 
 
 def assumptions(outlook: Outlook, reach: Margin, index: int) -> list[str]:
