@@ -63,8 +63,7 @@ class Estimate:
     """Rows that are predicted, the first few."""
 
     def as_dict(self) -> dict[str, Any]:
-        figures = ("rows", "predicted", "reasons")
-        return {"out": str(self.out), **{name: getattr(self, name) for name in figures}}
+        return {**{n: v for n, v in vars(self).items() if n != "first"}, "out": str(self.out)}
 
 
 Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]

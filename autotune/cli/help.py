@@ -58,7 +58,7 @@ class _Helpful:
             JobError: It is not what the command takes.
         """
         typed = list(args)  # reading takes words out
-        if any(p.name == "settings" and "--set" not in p.opts for p in self.get_params(ctx)):  # type: ignore[attr-defined]
+        if any(p.name == "settings" for p in self.get_params(ctx)):  # type: ignore[attr-defined]
             args = [word.removeprefix("--set=") for word in args if word != "--set"]
         try:
             left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
@@ -153,11 +153,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
     flags = {*_flags(ctx)}
-    if "unexpected extra argument" in text:
-        if "--set" in flags and "=" in text:
-            listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
-        elif "--study" in flags:
-            listed = f"write --study before the name of a study; {listed}"
+    if "unexpected extra argument" in text and "--study" in flags:
+        listed = f"write --study before the name of a study; {listed}"
     if "requires an argument" in text:
         listed = f"write its value behind it: `{ctx.command_path} --help` says what it is"
     return JobError(f"{ctx.command_path}: {text}", listed)

@@ -65,11 +65,6 @@ _MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
 _MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
-_OF_SIZE = {
-    "time": ("layers", f"{1e3 * _SMALL_LAYER_S:g} ms"),
-    "memory": ("peaks", f"{_SMALL_BYTES >> 30} GiB"),
-}
-"""Figure -> what its sizes are of, and the limit between them, as `time_kinds` cuts."""
 _HINT = "written by benchmarks/fit_errors.py"
 
 Values = NDArray[np.float64]
@@ -124,7 +119,7 @@ class Widths(BaseModel):
         """Runs that stand for those of each kind, in words."""
         found = [self.nearest(kind) for kind in kinds.names]
         return [
-            f"{figure}: {self.kinds[near].sources} sources of {_in_words(near, figure)}"
+            f"{figure}: {self.kinds[near].sources} sources of {_in_words(near)}"
             + ("" if near == kind else " (too few are closer to this one)")
             for kind, near in zip(kinds.names, found, strict=True)
         ]
@@ -136,16 +131,13 @@ class Widths(BaseModel):
         return found
 
 
-def _in_words(kind: str, figure: str) -> str:
-    """A kind as people say it: `dense models with peaks below 16 GiB, known framework and ...`."""
+def _in_words(kind: str) -> str:
+    """A kind as people say it: `dense models, known framework and accelerator`; not its size."""
     model, *others = kind.split()
     if model == "all":
         return "all kinds of runs"
-    evidence, size = [*others, "", ""][:2]
-    what, limit = _OF_SIZE[figure]
-    sizes = {"large": f" with {what} of {limit} or more", "small": f" with {what} below {limit}"}
-    words = _MODELS_IN_WORDS[model] + sizes.get(size, "")
-    return words + (f", {evidence} framework and accelerator" if evidence else "")
+    words = _MODELS_IN_WORDS[model]
+    return words + (f", {others[0]} framework and accelerator" if others else "")
 
 
 @dataclass(frozen=True, kw_only=True)

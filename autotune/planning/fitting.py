@@ -124,11 +124,11 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
         at = dataclasses.replace(plans, memory_bytes=factor * there)
         return outlook.predict_plans(at)[0]
 
-    def fits(factor: float) -> bool:
-        return bool((predicted(factor).fit_probability >= min_fit).any())
+    def fits(n_steps: int) -> bool:
+        return bool((predicted(_MEMORY_STEP**n_steps).fit_probability >= min_fit).any())
 
     there = float(np.max(plans.memory_bytes))
-    n_steps = bisect_left(range(_MOST_STEPS), True, key=lambda n: fits(_MEMORY_STEP**n))
+    n_steps = bisect_left(range(_MOST_STEPS), True, key=fits)
     if n_steps == _MOST_STEPS:
         return None
     factor = _MEMORY_STEP**n_steps

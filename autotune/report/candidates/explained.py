@@ -79,7 +79,6 @@ def print_explained(console: Console, found: Explained) -> None:
     before = [violation.rule for violation in found.violations]
     as_before: list[Neighbour] = []
     refused: dict[str, list[tuple[Neighbour, Violation]]] = {}
-    """Rule that the candidate does not break -> changes that break it first, and what it says."""
     for neighbour in found.neighbours:
         first = next((one for one in neighbour.violations if one.rule not in before), None)
         if first is not None:

@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import MIN_FIT, PROBABLE
-from autotune.planning.explained import Neighbour, neighbours_of
+from autotune.planning.explained import Neighbour, faster_attention
 from autotune.planning.from_baseline import baseline_of, changes_from
 from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
@@ -149,6 +149,8 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     engine = find_engine(job.engine)
     context, knobs = ranking.outlook.lattice.context, knobs_of(job.engine)
     base = {n: v for n, v in context.base.items() if n not in context.settled}
+    is_above_host = found.host_memory_bytes > ranking.outlook.host_limit_bytes
+    counts = ... if is_above_host.all() else ~is_above_host
     best = ranking.shown(top)
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
@@ -162,24 +164,14 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_fit": MIN_FIT,
-        **_of_hosts(ranking),
+        "n_above_host": int(is_above_host.sum()),
+        "least_bytes": float(found.peak_memory_bytes[counts].min()),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "least_gain_elsewhere": LEAST_GAIN_ELSEWHERE,
         "even_shares": even_shares(ranking.outlook.lattice.context),
         "way": way_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
-    }
-
-
-def _of_hosts(ranking: Ranking) -> dict[str, Any]:
-    """Candidates that need more than a node's host has, and the least peak of the others."""
-    outlook, found = ranking.outlook, ranking.prediction
-    is_above = found.host_memory_bytes > outlook.host_limit_bytes
-    counts = ... if is_above.all() else ~is_above
-    return {
-        "n_above_host": int(is_above.sum()),
-        "least_bytes": float(found.peak_memory_bytes[counts].min()),
     }
 
 
@@ -230,7 +222,7 @@ def changes_of(candidate: Candidate, job: Job) -> dict[str, str]:
 def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     """What `ranking.j2` tells, where rows of some ranks are shown."""
     index, otherwise = int(ranking.choices.firsts[0]), ranking.otherwise
-    candidate = ranking.candidates[index]
+    candidate, lattice = ranking.candidates[index], ranking.outlook.lattice
     return {
         **forecast_values(ranking.outlook, candidate, ranking.prediction, index, ranking.reach),
         "otherwise": None
@@ -242,33 +234,15 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
             "changes": changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
-        "unspread": _unspread(ranking),
-        "faster_attention": _faster_attention(ranking.outlook, candidate),
+        "is_spread": bool(np.max(ranking.prediction.plans.ep) > 1),
+        "refusals": [
+            lattice.examples[rule][1].message for rule, _ in lattice.refused.most_common()
+        ],
+        "faster_attention": faster_attention(ranking.outlook, candidate),
         "asks": _asks(ranking, shown),
         "gathering": list(ranking.outlook.engine.spread_experts(candidate)),
         "search": _searched(ranking, shown),
     }
-
-
-def _unspread(ranking: Ranking) -> str:
-    """Why no candidate spreads experts, by the rule that refuses most.
-
-    Empty: one does, or there are none.
-    """
-    if ranking.outlook.job.model.shape.n_experts < 2 or np.max(ranking.prediction.plans.ep) > 1:
-        return ""
-    lattice = ranking.outlook.lattice
-    says = (lattice.examples[rule][1].message for rule, _ in lattice.refused.most_common())
-    return next((message for message in says if message.startswith("ep=")), "")
-
-
-def _faster_attention(outlook: Outlook, candidate: Candidate) -> Neighbour | None:
-    """A candidate with flash attention, where the model's attention is eager by default."""
-    if "sdpa" in outlook.job.model.attention:
-        return None
-    flash = ("attention", "flash_attention_2")
-    others = {one: step for one, step in outlook.neighbours(candidate).items() if step == flash}
-    return next(iter(neighbours_of(outlook, others)), None)
 
 
 def _alternatives(ranking: Ranking) -> list[int]:
