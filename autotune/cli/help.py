@@ -136,9 +136,7 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             error.option_name, known, most=2, alike=0.6
         )
         if error.option_name == "--set" and "--space" in known:
-            meant = (
-                "a --space FILE with `knobs: {zero.stage: [2], ...}` keeps a knob at one value, "
-            )
+            meant = "a --space FILE keeps a knob at one value by `knobs: {zero.stage: [2], ...}`, "
             meant += "and `explain zero.stage=2` is about one candidate; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")

@@ -102,12 +102,7 @@ def plan(
     if to is not None and flags.get("job") is None:  # a job's engine is known once it is read
         suited_dialect(to, flags.get("engine") or DEFAULT_ENGINE)
     say_meanwhile("forecasting all candidates ...")
-    wanted: dict[str, Any] = {
-        "top": top,
-        "min_fit": min_fit,
-        "what_if": what_if or (),
-        "count": count,
-    }
+    wanted: dict[str, Any] = dict(top=top, min_fit=min_fit, what_if=what_if or (), count=count)
     found = rank_candidates(**flags, **wanted, note=say, ask=asker())
     written, notes = [], list[str]()
     if export is not None:
