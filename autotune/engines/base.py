@@ -270,7 +270,7 @@ class Engine(ABC):
         return ()
 
     def splits_sequences(self) -> Sequence[str]:
-        """Flags, in words, with which another engine shares the sequences that this one cannot."""
+        """Flags, in words, with which another engine splits what this one cannot."""
         return ()
 
     def exported(self, candidate: Candidate) -> Exported:

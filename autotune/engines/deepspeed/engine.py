@@ -160,7 +160,7 @@ class DeepSpeedEngine(Engine):
         job, source = self._job, self._job.model.source
         has_sp = job.script is not None or job.model.supports_sp(job.seq_len)
         trains_it = "config" in source and "lora" not in source and job.lengths == FIXED
-        way = f"take {flag('engine')} megatron, whose cp splits every sequence over ranks"
+        way = f"take {flag('engine')} megatron: with tp, pp and cp fewer ranks share the batch"
         return (way,) if trains_it and not has_sp else ()
 
     @property
