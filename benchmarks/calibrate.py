@@ -22,7 +22,8 @@ TIME_PRIORS: Mapping[str, float] = {
     "low_precision_share": 0.6,
     "grouped_traffic": 0.5,
     "routed_traffic": 0.5,
-    "routing_kernels": 1.0,
+    # A count of kernels: the few mixtures of another framework must not double it for all.
+    "routing_kernels": 0.4,
     "expert_launch_s": 0.7,
     "all_to_all_share": 0.5,
     "attention_share": 0.4,

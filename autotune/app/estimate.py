@@ -59,9 +59,11 @@ class Estimate:
     predicted: int
     reasons: dict[str, int]
     """Why rows are not predicted -> how many, most first."""
+    first: pd.DataFrame
+    """Rows that are predicted, the first few."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "out": str(self.out)}
+        return {**{n: v for n, v in vars(self).items() if n != "first"}, "out": str(self.out)}
 
 
 Reader = Callable[[Sequence[Mapping[str, str]], Sequence[Accelerator]], TableRows]
@@ -104,6 +106,7 @@ def estimate_rows(
         rows=len(table),
         predicted=len(read.positions),
         reasons=dict(Counter(filter(None, read.reasons)).most_common()),
+        first=frame[frame["reason"] == ""].head(),
     )
 
 

@@ -279,7 +279,7 @@ def observe(
             reports = (study.folder / FIRST_RUN / RANKS_DIR).glob("[0-9]*.json")
             started = int(seen.get("world", 0)) or len(list(reports))
             if started not in (0, world):
-                note(f"it starts {started} ranks, not {world}: once more, with as many")
+                note(f"ranks that it starts: {started}, not {world}; once more, with as many")
                 world = started
             elif limit_bytes is not None and result.outcome is Outcome.OOM:
                 within = f"it does not fit in {format_bytes(limit_bytes)} as it is"

@@ -179,7 +179,7 @@ def render(
     values = {
         **_fit(outlook, candidate),
         "built_in": job.model.name if job_file is None and "model" not in flags else "",
-        "is_cpu": environment.accelerator == "cpu" and not is_described,
+        "is_cpu": outlook.is_unnamed_cpu,
         "overridden": handout.overridden,
         "flag": flag,
     }

@@ -105,18 +105,19 @@ def prospect(session: Session, *, fresh: bool, knowledge: Path | None) -> Prospe
         is_space_default = session.job_data.get("space") is None and session.job.script is None
         if not is_space_default or session.environment.accelerator == "cpu":
             return found
-        return _beyond(session, found)
+        return _beyond(session, found, lessons)
     except AutotuneError:
         return None  # the search says why when it begins
 
 
-def _beyond(session: Session, found: Prospect) -> Prospect:
+def _beyond(session: Session, found: Prospect, lessons: Sequence[Lesson]) -> Prospect:
     """What the space `plan` has beyond that of a search which is told none."""
     there = Outlook(
         job=replace(session.job, space=PLAN_SPACE),
         environment=session.environment,
         wishes=FleetWishes(gpu=session.environment.device_name),
         lattice=session.lattice,
+        lessons=lessons,
     )
     try:
         there = replace(there, lattice=lattice_of(there.engine))

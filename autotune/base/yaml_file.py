@@ -205,11 +205,7 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
 
 
 def parse_yaml(
-    text: str,
-    path: Path,
-    *,
-    reads_exponents: bool = False,
-    twice: list[str] | None = None,
+    text: str, path: Path, *, reads_exponents: bool = False, twice: list[str] | None = None
 ) -> dict[str, Any]:
     """The mapping that a YAML text of another program's holds; the path is for the error.
 
@@ -229,11 +225,7 @@ def parse_yaml(
 
 
 def _mapping(
-    text: str,
-    path: Path,
-    loader: type[_StrictLoader],
-    hint: str,
-    twice: list[str] | None = None,
+    text: str, path: Path, loader: type[_StrictLoader], hint: str, twice: list[str] | None = None
 ) -> dict[str, Any]:
     try:
         reader = loader(text)

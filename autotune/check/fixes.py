@@ -99,10 +99,7 @@ def parse_chosen(text: str) -> Reply:
     """
     rule, _, number = text.rpartition("=")
     if not rule or not number.isdecimal() or not number.isascii():
-        raise JobError(
-            f"{flag('choose')} {text} is not RULE=N",
-            f"such as {flag('choose')} batch.product=1; check lists them",
-        )
+        raise JobError.of("check.choice_is_none", text=text)
     return Reply(rule=rule, number=int(number))
 
 
@@ -280,10 +277,7 @@ def _next(
             return answer, opened[answer]
     answer = waiting[0]
     if len(numbers.get(answer.rule, ())) >= answer.number > 0:
-        raise JobError(
-            f"{flag('choose')} {answer} is not open any more: another choice settled it",
-            "leave it out",
-        )
+        raise JobError.of("check.choice_is_settled", answer=answer)
     open_answers = ", ".join(map(str, opened)) or "nothing"
     raise JobError(f"{flag('choose')} {answer} is not open", f"to choose from: {open_answers}")
 

@@ -78,10 +78,7 @@ def _by_key(config: Mapping[str, Any], name: str) -> list[str]:
     if isinstance(given, str):
         return _names(given)
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise JobError(
-            f"{name}: {KEY} is {given!r}, not a list of rules",
-            'write such as ["batch.product", "huggingface.*"]',
-        )
+        raise JobError.of("check.ignored_is_no_list", name=name, key=KEY, given=given)
     return given
 
 

@@ -63,10 +63,7 @@ def _targets(name: str) -> Iterator[Target]:
         yield Target(path=path, is_named=True)  # whoever reads it says that it is not there
         return
     if not below:
-        raise JobError(
-            f"{name}: no file to check",
-            f"name a file, or a folder with {', '.join(SUFFIXES)} files",
-        )
+        raise JobError.of("check.no_file", name=name, suffixes=", ".join(SUFFIXES))
     below.sort(key=lambda one: (one.suffix not in SHELL_SUFFIXES, one))
     yield from (Target(path=one, is_named=False) for one in below)
 

@@ -150,7 +150,7 @@ def diagnose(
 
 @cli.command(
     epilog="autotune render --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
-    "    --world 64 --gpu H100 --set zero.stage=3 --out chosen"
+    "    --world 64 --gpu H100 zero.stage=3 --out chosen"
 )
 @takes_job(job_file, fleet_flags, lesson_flags)
 def render(

@@ -58,6 +58,8 @@ class _Helpful:
             JobError: It is not what the command takes.
         """
         typed = list(args)  # reading takes words out
+        if any(p.name == "settings" for p in self.get_params(ctx)):  # type: ignore[attr-defined]
+            args = [word.removeprefix("--set=") for word in args if word != "--set"]
         try:
             left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except UsageError as error:
@@ -133,8 +135,9 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         meant = _ELSEWHERE.get(error.option_name) or did_you_mean(
             error.option_name, known, most=2, alike=0.6
         )
-        if error.option_name == "--set" and any(p.name == "settings" for p in ctx.command.params):
-            meant = "write settings as they are, such as zero.stage=2; "
+        if error.option_name == "--set" and "--space" in known:
+            meant = "a --space FILE keeps a knob at one value by `knobs: {zero.stage: [2], ...}`, "
+            meant += "and `explain zero.stage=2` is about one candidate; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
@@ -148,11 +151,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
     flags = {*_flags(ctx)}
-    if "unexpected extra argument" in text:
-        if "--set" in flags and "=" in text:
-            listed = f"write --set before each setting, as --set zero.stage=2; {listed}"
-        elif "--study" in flags:
-            listed = f"write --study before the name of a study; {listed}"
+    if "unexpected extra argument" in text and "--study" in flags:
+        listed = f"write --study before the name of a study; {listed}"
     if "requires an argument" in text:
         listed = f"write its value behind it: `{ctx.command_path} --help` says what it is"
     return JobError(f"{ctx.command_path}: {text}", listed)

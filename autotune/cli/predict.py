@@ -10,6 +10,7 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.base.private import KNOWLEDGE_ENV
 from autotune.cli.base import (
     DATA,
+    PROGRESS,
     asker,
     cli,
     obtained_fleet,
@@ -101,15 +102,8 @@ def plan(
     if to is not None and flags.get("job") is None:  # a job's engine is known once it is read
         suited_dialect(to, flags.get("engine") or DEFAULT_ENGINE)
     say_meanwhile("forecasting all candidates ...")
-    found = rank_candidates(
-        **flags,
-        top=top,
-        min_fit=min_fit,
-        what_if=what_if or (),
-        count=count,
-        note=say,
-        ask=asker(),
-    )
+    wanted: dict[str, Any] = dict(top=top, min_fit=min_fit, what_if=what_if or (), count=count)
+    found = rank_candidates(**flags, **wanted, note=say, ask=asker())
     written, notes = [], list[str]()
     if export is not None:
         written = export_ranked(
@@ -158,7 +152,7 @@ def explain(
 
 @cli.command(
     epilog="autotune estimate --model llama-3-8b --seq-len 4096 --global-batch 256 \\\n"
-    "    --world 64 --gpu H100 --set zero.stage=3"
+    "    --world 64 --gpu H100 zero.stage=3"
 )
 @takes_job(job_file, fleet_flags, lesson_flags)
 def estimate(
@@ -194,11 +188,13 @@ def estimate(
 
 def _estimate_rows(rows: Path, out: Path, accelerators: Path | None, *, as_json: bool) -> None:
     from autotune.app.estimate import estimate_rows
+    from autotune.report.terminal.tables import print_told
 
     done = estimate_rows(rows, out, accelerators=accelerators)
     if as_json:
         print_json(done.as_dict())
         return
+    print_told(PROGRESS, "estimated_rows", {"rows": done.first.to_dict("index")})
     say(f"{done.predicted} of {done.rows} rows are predicted")
     for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
         say(f"  {count} not: {reason}")

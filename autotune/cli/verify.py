@@ -150,7 +150,7 @@ def soak(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-@cli.command(epilog="autotune ladder --set zero.stage=3")
+@cli.command(epilog="autotune ladder zero.stage=3")
 def ladder(
     study: str | None = None,
     settings: list[str] | None = None,
@@ -162,8 +162,9 @@ def ladder(
 ) -> None:
     """Say what each change from the baseline to the best is worth.
 
-    One change after the other, each alone, and each as the last one, all run again in turns. What
-    it found goes to ladder.json and into the page; the same command again resumes.
+    One change after the other, each alone, and each as the last one, all run again in turns. With
+    settings it goes from the baseline to these. What it found goes to ladder.json and into the
+    page; the same command again resumes.
     """
     from autotune.app.studies import find_study
     from autotune.app.worth import run_ladder

@@ -68,38 +68,33 @@ def kept_bytes(p: Plans, s: Sizes) -> Column:
 
 def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
     """Kept by the layers of the first, the fullest, the last stage; and a running layer's own."""
-    found = []
+    found: list[tuple[Column, Column]] = []
     for kind, layers in (
         (LayerKind.DENSE, s.n_dense_layers),
         (LayerKind.MIXTURE, s.n_mixture_layers),
     ):
-        if np.any(layers):
-            everything = _layer_bytes(p, s, kind)
-            kept_bytes = _kept_bytes(p, s, kind, everything)
-            gradients = 2.0 * p.hidden / s.norm_split
-            inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
-            gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
-            gradients = p.activation_bytes * s.tokens * gradients
-            again = np.greater(p.recompute, Recompute.NONE) * np.maximum(
-                0.0, everything - kept_bytes
-            )
-            again = again + s.tokens * _tile_bytes(p, s, kind)
-            found.append((kept_bytes, gradients + again))
-        else:
+        if not np.any(layers):
             found.append((0.0, 0.0))
+            continue
+        everything = _layer_bytes(p, s, kind)
+        kept_bytes = _kept_bytes(p, s, kind, everything)
+        gradients = 2.0 * p.hidden / s.norm_split
+        inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
+        gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
+        gradients = p.activation_bytes * s.tokens * gradients
+        again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept_bytes)
+        again = again + s.tokens * _tile_bytes(p, s, kind)
+        # A model may have no layer of this kind, beside others in the same columns that do.
+        exists = np.greater(layers, 0)
+        # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
+        on_way = 2.0 * p.offloaded_activations * kept_bytes
+        found.append((exists * kept_bytes, exists * (gradients + again + on_way)))
     (dense, dense_working), (mixture, mixture_working) = found
-    stages = (
-        (s.first.dense_layers, s.first.mixture_layers),
-        (s.fullest.dense_layers, s.fullest.mixture_layers),
-        (s.last.dense_layers, s.last.mixture_layers),
+    first, fullest, last = (
+        stage.dense_layers * dense + stage.mixture_layers * mixture
+        for stage in (s.first, s.fullest, s.last)
     )
-    first, fullest, last = (n * dense + m * mixture for n, m in stages)
-    has_mixture = np.greater(s.n_mixture_layers, 0)
-    working = np.where(has_mixture, np.maximum(mixture_working, dense_working), dense_working)
-    # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
-    on_way = np.where(has_mixture, np.maximum(mixture, dense), dense)
-    working = working + 2.0 * p.offloaded_activations * on_way
-    return first, fullest, last, working
+    return first, fullest, last, np.maximum(mixture_working, dense_working)
 
 
 def inner_width(p: Plans, s: Sizes, kind: LayerKind) -> Column:

@@ -19,7 +19,8 @@ _STAGE_SKEW = 0.9
 messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
 """Kernels that one more recomputed module takes the host as long as. Source: 0.3 to 0.9 ms a
-module on H100, NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute."""
+module on H100, NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute: the
+least for an activation function, which launches little but itself, so it counts as half."""
 _KERNELS_OF_AN_EXPERT = 10.0
 """Kernels of an expert that is a module of its own, forward."""
 _LATENT_KERNELS = 15.0
@@ -124,7 +125,7 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
         act = p.recomputes_expert_act * (1.0 - takes) * _ACTIVATION_SHARE * routed_forward
         shared = np.maximum(takes, p.recomputes_shared) * mlp[0]
         again = again + is_selective * (takes * (experts[0] + routed_forward) + shared + act)
-        modules = modules + takes + p.recomputes_shared + p.recomputes_expert_act
+        modules = modules + takes + p.recomputes_shared + 0.5 * p.recomputes_expert_act
     else:
         again = again + is_selective * p.recomputes_mlp * mlp[0]
         modules = modules + p.recomputes_mlp

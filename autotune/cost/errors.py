@@ -132,13 +132,12 @@ class Widths(BaseModel):
 
 
 def _in_words(kind: str) -> str:
-    """A kind as people say it: `large dense models, known framework and accelerator`."""
+    """A kind as people say it: `dense models, known framework and accelerator`; not its size."""
     model, *others = kind.split()
     if model == "all":
         return "all kinds of runs"
-    evidence, size = [*others, "", ""][:2]
-    words = f"{size} {_MODELS_IN_WORDS[model]}".strip()
-    return words + (f", {evidence} framework and accelerator" if evidence else "")
+    words = _MODELS_IN_WORDS[model]
+    return words + (f", {others[0]} framework and accelerator" if others else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,7 +260,7 @@ class Plans(PlanColumns):
     expert_tp: Column = 0.0
     """Tensor parallel degree of the experts; 0: `tp`."""
     most_stage_layers: Column = 0.0
-    """Layers of the fullest pipeline stage; 0: the layers are split evenly."""
+    """Layers of the fullest pipeline stage between the ends, or of two; 0: an even split."""
     first_stage_layers: Column = 0.0
     """Layers of the stage with the embedding, where `most_stage_layers` says that they are not
     split evenly; it may have none."""

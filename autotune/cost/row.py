@@ -255,7 +255,7 @@ def _stages(
 
 
 def _dealt_layers(n_layers: float, head: float, pp: float) -> tuple[float, float, float]:
-    """Layers of the first stage, of the fullest, and of the last; the head weighs `head` of them.
+    """Layers of the first stage, the fullest between, and the last; the head weighs `head`.
 
     Layers come one after the other, to a stage until it and those before it have their share. A
     last stage without layers has the loss, and the stage before it the head's product.
@@ -265,7 +265,7 @@ def _dealt_layers(n_layers: float, head: float, pp: float) -> tuple[float, float
     for layer in range(1, int(n_layers) + 1):
         dealt[stage] += 1.0
         stage += layer >= (n_layers + head) * (stage + 1) / pp
-    return dealt[0], max(dealt), dealt[-1]
+    return dealt[0], max(dealt[1:-1] or dealt), dealt[-1]
 
 
 def _ulysses(cells: Cells) -> float:

@@ -73,12 +73,12 @@ class Sizes:
     loss_vocab: Column
     """Columns of the logits that one rank computes the loss of."""
     stage_layers: Column
-    """Layers of the fullest pipeline stage."""
+    """Layers of the fullest pipeline stage between the ends; of two the fuller."""
     last_stage_layers: Column
     """Layers before the head, without those that predict further tokens."""
     first: StageLoad
     fullest: StageLoad
-    """That with the most layers, and an embedding."""
+    """That with the most layers of those between the ends, and an embedding."""
     last: StageLoad
     shard_ranks: Column
     """Ranks over which the states of one parameter can be split."""
@@ -152,26 +152,27 @@ def sizes_of(p: Plans) -> Sizes:
             expert_params=mixtures * layer_expert_params + has_mtp * mtp_experts,
         )
 
-    most = np.ceil((p.n_layers + p.n_mtp_layers) / p.pp)
-    most = np.minimum(most, p.n_layers)
-    stage_layers = np.where(np.greater(p.most_stage_layers, 0), p.most_stage_layers, most)
-    # Dense layers are the first ones: the fullest stage has them if there are no others.
-    stage_dense = np.maximum(0.0, n_dense - (p.n_layers - stage_layers))
+    given = np.greater(p.most_stage_layers, 0)
+    # Layers that predict further tokens come on top of an even split, and count in another.
+    further = p.n_mtp_layers * np.greater(np.mod(p.n_layers, p.pp), 0)
+    most = np.minimum(np.ceil((p.n_layers + further) / p.pp), p.n_layers)
+    stage_layers = np.where(given, p.most_stage_layers, most)
+    # Dense layers are the first ones: the fullest stage has them if it is the first, as of two.
+    before = np.where(np.equal(p.pp, 2), 0.0, p.n_layers - stage_layers)
+    stage_dense = np.clip(n_dense - before, 0.0, stage_layers)
     fullest = stage(stage_layers, stage_dense, held_vocab_params, is_last_full)
     first = last = fullest
     last_layers = np.floor(p.n_layers / p.pp)
     if _has_ends(p):
-        given = np.greater(p.most_stage_layers, 0)
         first_layers = np.where(given, p.first_stage_layers, stage_layers)
         first = stage(
             first_layers, np.minimum(n_dense, first_layers), held_vocab_params, is_last_full
         )
         has_mtp = np.greater(p.n_mtp_layers, 0)
         left = np.maximum(0.0, p.n_layers - (p.pp - 1.0) * stage_layers)
-        last_layers = np.where(has_mtp, left, last_layers)
-        held_layers = np.where(has_mtp, left, stage_layers)
         last_layers, held_layers = (
-            np.where(given, p.last_stage_layers, layers) for layers in (last_layers, held_layers)
+            np.where(given, p.last_stage_layers, np.where(has_mtp, left, layers))
+            for layers in (last_layers, stage_layers)
         )
         # The embedding is needed there too, for the inputs of further tokens.
         again = np.where(np.greater(p.pp, 1), has_mtp * vocab_params, 0.0)

@@ -78,9 +78,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     head = heads * (logits + tensor_head_s) + p.n_mtp_layers * join_s(p, s, c)
     slowest, total_s = _stages_s(p, s, layers, head)
     micro_batches = p.grad_accum
-    fill_s = np.maximum(0.0, total_s - slowest) / p.vp
     mean_s = total_s / p.pp
-    bubble = micro_batches * (slowest - mean_s) + fill_s
+    bubble = micro_batches * (slowest - mean_s) + np.maximum(0.0, total_s - slowest) / p.vp
 
     def of_layers(seconds: Callable[[_Layer], Column]) -> Column:
         """Sum over the layers of a mean stage, for one micro-batch."""
@@ -97,10 +96,14 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     fetched_s = gather_s + traffic.offloaded_params_s(p, s, c)
     fetch = micro_batches * _hidden(mean_s, fetched_s, prefetches, c, takes) - gather
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
-    backward_s = of_layers(lambda layer: layer.times.backward_s)
-    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes)
+    # Stage 3's gathers hide behind the same kernels, over the same links.
+    free = np.where(prefetches, 1.0 - np.minimum(1.0, gather_s / mean_s), 1.0)
+    idle_s = free * of_layers(lambda layer: layer.layer_s - layer.device_s)
+    backward_s = free * of_layers(lambda layer: layer.times.backward_s)
+    # A third of a layer's launches are those of its forward pass.
+    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c, takes, idle_s / 1.5)
     forward_s = of_layers(lambda layer: layer.times.forward_s)
-    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes)
+    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c, takes, idle_s / 3.0)
     # Copy engines move these; the kernels hardly notice, and no more does the host's optimizer.
     offload_step = _hidden(update_s, traffic.offload_step_s(p, s, c), p.overlap_offload, c, 0.0)
     offload_micro = micro_batches * np.maximum(
@@ -156,7 +159,7 @@ def _layer(
     p: Plans, s: Sizes, c: Constants, kind: LayerKind, tensor_s: Column, context_s: Column
 ) -> _Layer:
     times = layer_times(p, s, c, kind)
-    context_s = _exposed(times.attention_s, context_s, c) + traffic.waiting_context_s(p, s, c)
+    context_s = _hidden(times.attention_s, context_s, 1.0, c) + traffic.waiting_context_s(p, s, c)
     expert_s = _routing_s(p, s, c, times) if kind == LayerKind.MIXTURE else 0.0
     device_s = times.forward_s + times.backward_s + tensor_s + expert_s + context_s
     launch_s = times.launch_s
@@ -260,16 +263,18 @@ def _taken_from_kernels(p: Plans) -> Column:
 
 
 def _hidden(
-    compute_s: Column, comm_s: Column, overlaps: Column, c: Constants, takes: Column = 1.0
+    compute_s: Column,
+    comm_s: Column,
+    overlaps: Column,
+    c: Constants,
+    takes: Column = 1.0,
+    idle_s: Column = 0.0,
 ) -> Column:
-    """Seconds that communication adds: part of them where it `overlaps`, else all."""
-    return np.where(overlaps, _exposed(compute_s, comm_s, c, takes), comm_s)
+    """Seconds that communication adds: all of it, less what hides where it `overlaps`.
 
-
-def _exposed(compute_s: Column, comm_s: Column, c: Constants, takes: Column = 1.0) -> Column:
-    """Seconds that communication adds to the computation that it overlaps with.
-
-    `takes`: what it takes from the kernels, over what is usual.
+    `takes`: what it takes from the kernels, over what is usual; in `idle_s` none of them runs.
     """
-    shorter = np.minimum(compute_s, comm_s)
-    return comm_s - shorter + takes * c.overlap_share * shorter
+    elapsed_s = compute_s + idle_s
+    shorter = np.where(overlaps, np.minimum(elapsed_s, comm_s), 0.0)
+    kernels = compute_s / np.maximum(elapsed_s, 1e-12)
+    return comm_s - shorter * (1.0 - takes * c.overlap_share * kernels)

@@ -13,7 +13,6 @@ from typing import Any
 from autotune.contract import Diagnosis, KnobValue, Layout, TrialSpec
 from autotune.record.bottleneck import Bound
 from autotune.space.knob import Context
-from autotune.space.rule import holds
 
 SMALL_MESSAGE_BYTES = 2**20
 """Message below which latency costs more than bytes: tens of microseconds at 100 GB/s
@@ -80,9 +79,6 @@ class AdviceRule:
     times: float = 1
     least: int = 0
     reason: str
-
-    def holds(self, case: AdviceCase) -> bool:
-        return holds(self.when, case.fact)
 
     def value(self, case: AdviceCase) -> KnobValue:
         if self.to is not None:

@@ -270,7 +270,7 @@ class Engine(ABC):
         return ()
 
     def splits_sequences(self) -> Sequence[str]:
-        """Flags, in words, with which another engine shares the sequences that this one cannot."""
+        """Flags, in words, with which another engine splits what this one cannot."""
         return ()
 
     def exported(self, candidate: Candidate) -> Exported:
@@ -302,12 +302,7 @@ class Engine(ABC):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job, or the engine reads no such files.
         """
-        raise JobError(
-            f"{path}: {flag('baseline')} takes a ds_config.json of DeepSpeed, and the engine "
-            f"{self.name} "
-            "reads none",
-            f"leave {flag('baseline')} out",
-        )
+        raise JobError.of("engines.no_baseline", path=path, engine=self.name)
 
     @abstractmethod
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:

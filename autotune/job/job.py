@@ -843,6 +843,9 @@ def _fix(
     key = keys[name]
     word = key.named if is_flag(name) else name
     about = f" ({key.about.replace('(', '[').replace(')', ']')})"
+    if "ge" in item.get("ctx", {}) and not key.bounds:
+        at = word if is_flag(name) else ".".join(map(str, item["loc"]))
+        return f"give {at}{about} a number from {item['ctx']['ge']} up, or leave it out"
     if len(item["loc"]) > 1:
         return f"{_section_fix(item)}mend {word}{about}"
     if item["type"] == "missing":
@@ -856,8 +859,6 @@ def _fix(
         guess = did_you_mean(typed, alike, most=1)
         are_there = all(one in key.about for one in known)
         return f"{guess}give {word}{about}" + ("" if are_there else f" one of {expected}")
-    if "ge" in item.get("ctx", {}):
-        return f"give {word}{about} a number from {item['ctx']['ge']} up, or leave it out"
     return f"mend {word}{about}" + ("" if key.default is ... else ", or leave it out")
 
 

@@ -12,6 +12,7 @@ from autotune.planning.choices import PROBABLE, choices_of, is_exotic
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate, format_value
+from autotune.space.knobs import changing_knobs
 from autotune.space.rule import Violation
 
 
@@ -23,13 +24,14 @@ class Neighbour:
     value: KnobValue
     along: Mapping[str, KnobValue]
     """Settings without which that knob does nothing."""
-    knobs: Mapping[str, KnobValue]
     violations: tuple[Violation, ...]
     """Empty: legal."""
     step_time_s: float
     peak_memory_bytes: float
     fit_probability: float
     is_exotic: bool
+    changes_training: bool
+    """Whether other numbers are trained with that value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,15 +124,15 @@ class Explained(Estimated):
         return min(self._legal, key=order, default=None)
 
     def _plainest(self, neighbour: Neighbour) -> tuple[object, ...]:
-        return neighbour.is_exotic, *self.by_use(neighbour)
+        return neighbour.changes_training, neighbour.is_exotic, *self.by_use(neighbour)
 
-    def by_use(self, neighbour: Neighbour) -> tuple[bool, float, float]:
-        """Sorts neighbours: the fastest that fits, then the surest, then the smallest."""
+    def by_use(self, neighbour: Neighbour) -> tuple[bool, bool, float, float]:
+        """Sorts neighbours: the fastest that fits and trains the same, the surest, smallest."""
         fits = neighbour.fit_probability >= self.min_fit
         chance = 0.0 if fits else round(neighbour.fit_probability, 2)
         is_hopeless = not fits and not chance
         size = neighbour.peak_memory_bytes if is_hopeless else neighbour.step_time_s
-        return not fits, -chance, size
+        return not fits, neighbour.changes_training, -chance, size
 
     @property
     def _legal(self) -> list[Neighbour]:
@@ -171,13 +173,11 @@ def explain_candidate(
     Raises:
         JobError: A setting is not one.
     """
-    candidate, notes = outlook.read(settings)
+    one = estimate_candidate(outlook, settings)
+    candidate, prediction = one.candidate, one.prediction
     outlook, found, _, legal = legal_rows(outlook, min_fit=min_fit)
-    min_fit = legal.min_fit
-    candidates = outlook.lattice.candidates
-    prediction, reach = outlook.predict_plans(outlook.plans([candidate]))
-    violations = tuple(outlook.engine.judge(candidate))
-    is_in = not violations and candidate in candidates
+    min_fit, candidates = legal.min_fit, outlook.lattice.candidates
+    is_in = not one.violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.
     setbacks = outlook.setbacks(candidates)
@@ -191,20 +191,15 @@ def explain_candidate(
     if first != at:
         inside = [first, *choices.variants(place).tolist()]
         first = next(place for place in inside if place == at or outlook.lattice.is_legal(place))
-    first_s = prediction.step_time_s[0] if first == at else found.step_time_s[first]
+    first_s = one.step_time_s if first == at else found.step_time_s[first]
     return Explained(
-        outlook=outlook,
-        candidate=candidate,
-        notes=notes,
-        violations=violations,
-        prediction=prediction,
-        reach=reach,
+        **{**vars(one), "outlook": outlook},
         place=place,
         n_ranked=len(choices),
         first="" if index is None or first == at else outlook.engine.describe(candidates[first]),
-        slower_than_first=float(prediction.step_time_s[0] / first_s),
+        slower_than_first=float(one.step_time_s / first_s),
         is_in_lattice=index is not None,
-        nearest=() if is_in or violations else _nearest(outlook, candidate),
+        nearest=() if is_in or one.violations else _nearest(outlook, candidate),
         min_fit=min_fit,
         neighbours=neighbours_of(outlook, outlook.neighbours(candidate)),
     )
@@ -241,19 +236,26 @@ def neighbours_of(
     """What is forecast of some candidates, each with the knob and the value that make it."""
     if not others:
         return ()
-    found = outlook.predict(list(others))
+    found, knobs = outlook.predict(list(others)), outlook.lattice.context.knobs
     exotic = is_exotic(found.plans)
     return tuple(
         Neighbour(
             knob=knob,
             value=value,
-            along=outlook.lattice.context.knobs[knob].along,
-            knobs=other.values,
+            along=knobs[knob].along,
             violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),
             peak_memory_bytes=float(found.peak_memory_bytes[index]),
             fit_probability=float(found.fit_probability[index]),
             is_exotic=bool(exotic[index]),
+            changes_training=knob in changing_knobs(other, knobs),
         )
         for index, (other, (knob, value)) in enumerate(others.items())
     )
+
+
+def faster_attention(outlook: Outlook, candidate: Candidate) -> Neighbour | None:
+    """A candidate with flash attention; None: that is no step from it."""
+    flash = ("attention", "flash_attention_2")
+    others = {one: step for one, step in outlook.neighbours(candidate).items() if step == flash}
+    return next(iter(neighbours_of(outlook, others)), None)

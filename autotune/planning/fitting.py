@@ -3,7 +3,7 @@
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -42,58 +42,51 @@ def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple
     place = outlook.lattice.first_legal(np.argsort(found.peak_memory_bytes, kind="stable"))
     assert place is not None, "a lattice has a legal candidate"
     smallest = outlook.lattice.candidates[place]
-    search = _Search(outlook=outlook, smallest=smallest, min_fit=min_fit)
+    first_fitting = partial(_first_fitting, outlook, smallest, min_fit)
     ways = (
-        search.first_fitting(_larger_worlds(outlook.job)),
+        first_fitting(_larger_worlds(outlook.job)),
         _more_memory(outlook, found, min_fit=min_fit),
         _more_host_memory(outlook, found, min_fit=min_fit),
-        search.first_fitting(_other_spaces(outlook)),
-        search.first_fitting(_shorter_samples(outlook.job)),
+        first_fitting(_other_spaces(outlook)),
+        first_fitting(_shorter_samples(outlook.job)),
     )
     return tuple(way for way in ways if way is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Search:
-    """What fits of jobs that are like one that does not."""
+def _first_fitting(
+    outlook: Outlook, smallest: Candidate, min_fit: float, changes: Mapping[str, Mapping[str, Any]]
+) -> OtherJob | None:
+    """The first of some changes, by their flags, that surely fits; else one that may well."""
+    fallback, lattice = None, partial(_small_lattice, smallest)
+    for flags, changed in changes.items():
+        way = rank_other_job(outlook, flags, changed, min_fit=min_fit, lattice=lattice)
+        if way is not None and way.fit_probability >= min_fit:
+            return way
+        if way is not None and way.fit_probability >= CHANCES[0]:
+            fallback = fallback or way
+    return fallback
 
-    outlook: Outlook
-    smallest: Candidate
-    min_fit: float
 
-    def first_fitting(self, changes: Mapping[str, Mapping[str, Any]]) -> OtherJob | None:
-        """The first of some changes, by their flags, that surely fits; else one that may well."""
-        fallback = None
-        for flags, changed in changes.items():
-            way = rank_other_job(
-                self.outlook, flags, changed, min_fit=self.min_fit, lattice=self._small_lattice
-            )
-            if way is not None and way.fit_probability >= self.min_fit:
-                return way
-            if way is not None and way.fit_probability >= CHANCES[0]:
-                fallback = fallback or way
-        return fallback
+def _small_lattice(smallest: Candidate, there: Outlook) -> Lattice:
+    """The legal candidates that are like the smallest one in all that saves no memory.
 
-    def _small_lattice(self, there: Outlook) -> Lattice:
-        """The legal candidates that are like the smallest one in all that saves no memory.
-
-        Raises:
-            AutotuneError: There are none.
-        """
-        engine, plugin = there.engine, find_engine(there.job.engine)
-        if plugin.lays_out and there.job.space == PLAN_SPACE:
-            smaller = engine.layouts(saves_memory=True)
-            return lattice_of(engine) if smaller is None else laid(smaller, engine)
-        space = engine.space
-        free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}
-        domains = {}
-        for name, domain in space.domains.items():
-            values = domain.values
-            if name not in free - {"micro_batch"}:
-                value = self.smallest.get(name)
-                values = (value,) if value is not None and value in values else values[:1]
-            domains[name] = dataclasses.replace(domain, values=values)
-        return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
+    Raises:
+        AutotuneError: There are none.
+    """
+    engine, plugin = there.engine, find_engine(there.job.engine)
+    if plugin.lays_out and there.job.space == PLAN_SPACE:
+        smaller = engine.layouts(saves_memory=True)
+        return lattice_of(engine) if smaller is None else laid(smaller, engine)
+    space = engine.space
+    free = {*plugin.predicted, *(name for name, _, _ in plugin.saves_memory)}
+    domains = {}
+    for name, domain in space.domains.items():
+        values = domain.values
+        if name not in free - {"micro_batch"}:
+            value = smallest.get(name)
+            values = (value,) if value is not None and value in values else values[:1]
+        domains[name] = dataclasses.replace(domain, values=values)
+    return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
 
 
 def _larger_worlds(job: Job) -> dict[str, Mapping[str, Any]]:
@@ -131,11 +124,11 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
         at = dataclasses.replace(plans, memory_bytes=factor * there)
         return outlook.predict_plans(at)[0]
 
-    def fits(factor: float) -> bool:
-        return bool((predicted(factor).fit_probability >= min_fit).any())
+    def fits(n_steps: int) -> bool:
+        return bool((predicted(_MEMORY_STEP**n_steps).fit_probability >= min_fit).any())
 
     there = float(np.max(plans.memory_bytes))
-    n_steps = bisect_left(range(_MOST_STEPS), True, key=lambda n: fits(_MEMORY_STEP**n))
+    n_steps = bisect_left(range(_MOST_STEPS), True, key=fits)
     if n_steps == _MOST_STEPS:
         return None
     factor = _MEMORY_STEP**n_steps

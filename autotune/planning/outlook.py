@@ -128,6 +128,11 @@ class Outlook:
         return not self.lattice.is_laid_out and self.job.space != PLAN_SPACE
 
     @property
+    def is_unnamed_cpu(self) -> bool:
+        """Whether this machine's CPUs count as the accelerators, as nobody named any."""
+        return self.environment.accelerator == "cpu" and self.wishes.gpu is None
+
+    @property
     def is_host_known(self) -> bool:
         """Whether the job or this machine says what memory a node's host has."""
         return self.job.host_memory_bytes is not None or self.wishes.gpu is None

@@ -21,15 +21,8 @@ import torch
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
 
-
-class _MemoryInfo(ctypes.Structure):
-    """As nvmlMemory_t, in bytes."""
-
-    _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
+_MemoryInfo = ctypes.c_ulonglong * 3
+"""As nvmlMemory_t: total, free and used bytes."""
 
 
 class DeviceMemory:
@@ -64,7 +57,7 @@ class DeviceMemory:
         """
         info = _MemoryInfo()
         self._ask("nvmlDeviceGetMemoryInfo", self._device, ctypes.byref(info))
-        return int(info.used)
+        return int(info[2])
 
     def _ask(self, function: str, *arguments: object) -> None:
         code = getattr(self._driver, function)(*arguments)

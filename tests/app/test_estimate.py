@@ -8,8 +8,10 @@ import pytest
 
 from autotune.app.estimate import estimate_rows, predict_frame
 from autotune.base.errors import AutotuneError
+from autotune.report.terminal.tables import print_told
 from tests.cost.rows import ROW, csv_text, row
 from tests.jobs import own_accelerator
+from tests.report.told import printed
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
 
@@ -19,7 +21,9 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     source = tmp_path / "runs.csv"
     source.write_text(found[1], encoding="utf-8")
     done = estimate_rows(source, tmp_path / "out.csv")
-    assert (done.rows, done.predicted) == (2, 1)
+    assert (done.rows, done.predicted, len(done.first)) == (2, 1, 1)
+    values = {"rows": done.first.to_dict("index")}
+    assert " GiB" in printed(print_told, "estimated_rows", values)
     columns = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     for name in re.findall(r"^\| `(pred_\w+|assumed|reason)` \|", DOCUMENT.read_text(), re.M):
         assert name in columns

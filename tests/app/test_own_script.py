@@ -388,17 +388,21 @@ def test_a_plan_names_the_length_of_samples_that_have_one(
 
 @pytest.mark.usefixtures("launchers")
 def test_a_plan_names_a_knob_that_all_candidates_change_alike(tmp_path, monkeypatch):
-    """Both bucket sizes of the space are more than the model has, so they are one."""
+    """What the command sets itself stays a choice, unlike a default of DeepSpeed."""
     config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 16384}}
     description = {**TRAINER, "config": {**TRAINER["config"], **config}}
     command, folder = studied(tmp_path / "results", description)
     monkeypatch.chdir(folder)
-    session = open_command_session(
-        command, {"study": "own"}, results=tmp_path / "results", note=print
+    (space := tmp_path / "space.yaml").write_text(
+        "name: x\ndescription: x\nknobs: {overlap_comm: [true], reduce_bucket_size: [50000000]}"
     )
+    flags = {"study": "own", "space": str(space)}
+    session = open_command_session(command, flags, results=tmp_path / "results", note=print)
     plan = plan_search(session, fresh=False)
-    assert "reduce_bucket_size" not in session.lattice.values
-    assert plan.ways["reduce_bucket_size"] == "configuration"
+    assert session.lattice.values.keys() & {"overlap_comm", "reduce_bucket_size"} == {
+        "reduce_bucket_size"
+    }
+    assert plan.ways["overlap_comm"] == plan.ways["reduce_bucket_size"] == "configuration"
     assert not {"stage3.sub_group_size", "zenflow"} & plan.ways.keys()
 
 

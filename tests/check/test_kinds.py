@@ -21,6 +21,7 @@ PYTHON = f"python {GPT.partition('8 ')[2]}"
 BATCH = "--micro-batch-size 4 --global-batch-size 32"
 TASKS = "#SBATCH --nodes=1 --ntasks-per-node=8\n"
 FOUR = "torchrun --nproc_per_node 4 t.py --deepspeed_config plain.json"
+MEETS = "--rdzv_backend c10d --rdzv_endpoint $HOST:29500"
 DEEPSPEED = "deepspeed --num_gpus"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
@@ -70,6 +71,10 @@ def judged(folder: Path, text: str):
         ("#SBATCH -N 2\nexport NPROC_PER_NODE=8 NNODES=2\nsrun -n 2 bash -c 'megatron sft "
          "--tensor_model_parallel_size 32'", "world.product"),
         (f"mpirun -np 8 {PYTHON} {BATCH}", "environment.ranks"),
+        ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=2 "
+         "data.train_batch_size=128 actor.ppo_mini_batch_size=256", "batch.ppo_mini"),
+        (f"srun {GPT.replace('8', '4 --nnodes 2 --master-addr $M', 1)} {BATCH}",
+         "environment.lone_nodes"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
          "world.product"),
@@ -137,6 +142,12 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         ("#SBATCH -N 1 --ntasks-per-node=4\nexport NPROC_PER_NODE=4\n"
          "srun llamafactory-cli train factory.yaml", "file.tasks"),
         (f"#SBATCH --gpus-per-node=2\n{FOUR}", "file.visible_devices"),
+        # Nodes of torchrun that no flag brings together: it does not read MASTER_ADDR.
+        ("#SBATCH -N 2\nexport MASTER_ADDR=$(hostname)\n"
+         f"srun -l bash -c '{FOUR.replace('4', '2 --nnodes=2', 1)}'", "file.lone_nodes"),
+        (f"srun {FOUR.replace('4', '2 --nnodes 2 --rdzv_backend c10d', 1)}", "file.lone_nodes"),
+        (f"srun {FOUR.replace('4', '2 --nnodes 2 --node_rank $SLURM_NODEID', 1)}",
+         "file.lone_nodes"),
         # Texts for a shell that reads them, or for sbatch; a file that is written before.
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
@@ -197,7 +208,7 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
         f"#SBATCH --ntasks-per-node=4\nNN=$(count)\nsrun -N $NN -n $NN {FOUR}",
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
-        f"srun {FOUR.replace('4', '1 --nnodes $SLURM_NTASKS', 1)}",
+        f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",
     ],
 )
 def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text):

@@ -159,6 +159,11 @@ def main():
 if __name__ == "__main__":
     main()
 """
+IN_FIELD = f"""from transformers import HfArgumentParser, TrainingArguments
+class Mine:
+    placed: str = field(default="auto")
+mine, given = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()
+{LOADS.format("mine.placed")}"""
 IN_CHAT = f"def chat():\n    {LOADS.format(repr('auto'))}"
 IF = f"if {{}}:\n    {LOADS.format(repr('auto'))}"
 OWN = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
@@ -174,6 +179,9 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
         (LOADS.format("'auto'") + PLAIN_MADE, Z3, "", {"huggingface.device_map": "warning"}),
         (IN_MAIN, Z3, "", {"huggingface.device_map": "error"}),
+        (IN_FIELD, Z3, "", {"huggingface.device_map": "error"}),
+        (IN_FIELD, Z3, "--placed $WHERE", {}),
+        (IN_FIELD, Z3, "$MORE", {}),
         (PLAIN_MADE + IN_CHAT, Z3, "", {"huggingface.device_map": "warning"}),
         (PLAIN_MADE + IF.format("args.lora"), Z3, "", {"huggingface.device_map": "warning"}),
         (PLAIN_MADE + IF.format("not is_deepspeed_zero3_enabled()"), Z3, "", {}),
@@ -207,6 +215,15 @@ def test_what_a_script_decides_beside_its_file(tmp_path, script, config, flags, 
     assert levels == found
     is_open = "the optimizer that the script brings" in {one.what for one in report.not_judged}
     assert is_open == ("note" in found.values())
+
+
+@pytest.mark.parametrize(("norm", "found"), [(1.0, []), (0.5, ["accelerate.clips_by_file"])])
+def test_a_script_clips_by_what_accelerate_hands_on(tmp_path, norm, found):
+    text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
+    write(tmp_path, text, "a.yaml")
+    write(tmp_path, f"Accelerator().clip_grad_norm_(p, {norm})", "train.py")
+    line = "accelerate launch --config_file a.yaml train.py\n"
+    assert rules(checked(write(tmp_path, line, "run.sh"))) == found
 
 
 def test_stages_that_are_not_read_leave_the_ranks_open(tmp_path):

@@ -134,7 +134,7 @@ def test_a_device_that_is_not_there_is_fleet_unavailable(tmp_path: Path) -> None
 def test_render_writes_the_files_of_one_candidate(tmp_path: Path) -> None:
     job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    settings = ("--set", "zero.stage=2", "--set", "micro_batch=2")
+    settings = ("--set=zero.stage=2", "--set", "micro_batch=2")
     done = autotune(
         "render", "--job", "job.yaml", *settings, "--out", "out", "--json", folder=tmp_path
     )
@@ -166,7 +166,7 @@ def test_render_says_that_a_candidate_does_not_fit(tmp_path: Path) -> None:
     assert re.search(r"predicted to need \d+ GiB of an accelerator's 79.1 GiB", done.stderr)
     # Where its hosts are what lacks, they are named.
     (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
-    setting = ("--gpu", "H200", "--set", "zero.stage=3", "--set", "offload.optimizer=cpu")
+    setting = ("--gpu", "H200", "zero.stage=3", "offload.optimizer=cpu")
     done = autotune(
         "render", "--job", "job.yaml", *job, *setting, "--out", "there", folder=tmp_path
     )

@@ -83,6 +83,9 @@ def test_stages_have_the_layers_that_the_ends_leave() -> None:
     s = sizes_of(deepseek(pp=16.0, n_mtp_layers=1.0))
     assert (s.stage_layers, s.first.dense_layers, s.first.mixture_layers) == (4, 3, 1)
     assert (s.last.dense_layers, s.last.mixture_layers) == (0, 2)
+    even = sizes_of(deepseek(n_layers=60.0, pp=2.0, n_mtp_layers=1.0))
+    assert (even.fullest.dense_layers, even.first.mixture_layers) == (3, 27)
+    assert even.last.mixture_layers == 31, "a layer for further tokens comes on top"
     given = sizes_of(
         deepseek(pp=4.0, most_stage_layers=17.0, first_stage_layers=14.0, last_stage_layers=13.0)
     )
@@ -294,3 +297,10 @@ def test_two_buffers_that_stay_leave_no_holes() -> None:
     )
     assert fixed.allocated_bytes[0] == pytest.approx(fresh.allocated_bytes[0])
     assert fixed.fragmentation_bytes[0] < fresh.fragmentation_bytes[0]
+
+
+def test_a_model_without_dense_layers_is_the_same_beside_one_that_has_them() -> None:
+    wide = {"dense_ffn_hidden": 200_000.0, "recompute": 1.0, "recomputes_mlp": 1.0}
+    both = predict(deepseek(**wide, n_dense_layers=np.array([0.0, 3.0])), load_constants())
+    alone = predict(deepseek(**wide, n_dense_layers=np.array([0.0])), load_constants())
+    assert both.peak_memory_bytes[0] == alone.peak_memory_bytes[0]

@@ -43,7 +43,7 @@ def test_settings_without_room_beside_their_row_stand_below_it() -> None:
     table.add_row("2", "17.7 to 19.6 samples/s", "baseline", SettingsCell("zero.stage=1"))
     Console(file=out, width=76).print(table)
     assert [line.split() for line in out.getvalue().splitlines()[2:]] == [
-        *(["10", "18.8", "to", "20.8", "samples/s", "disturbed"], SETTINGS.split(), []),
+        *(["10", "18.8", "to", "20.8", "samples/s", "disturbed"], SETTINGS.split(), ["─" * 40]),
         *(["2", "17.7", "to", "19.6", "samples/s", "baseline"], ["zero.stage=1"]),
     ]
 

@@ -15,7 +15,9 @@ from autotune.app.steering import prospect
 from autotune.base.errors import ExitCode
 from autotune.base.units import parse_seconds
 from autotune.cli import cli
+from autotune.contract import Origin
 from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
+from autotune.cost.plans import Plans
 from autotune.cost.problem import situation_of
 from autotune.engines.base import bind_engine
 from autotune.planning.outlook import FleetWishes
@@ -32,6 +34,18 @@ LARGE = {"model": "llama-3-70b", "seq_len": 4096, "global_batch": 64, "space": "
 
 def session(tmp_path: Path, fleet: str, **changes: object) -> Session:
     return open_session(None, {**LARGE, **changes}, results=tmp_path, fleet=fleet)
+
+
+def lesson_of(searched: Session, plans: Plans, row: int, seconds: float) -> Lesson:
+    return Lesson(
+        situation=situation_of(searched.job, searched.environment),
+        study="one",
+        plan=columns_of(plans, row),
+        seconds=float(seconds),
+        peak_bytes=2e9,
+        is_out_of_memory=False,
+        limit_bytes=80e9,
+    )
 
 
 def test_what_cannot_fit_is_said_with_changes_that_do(tmp_path: Path):
@@ -71,6 +85,14 @@ def test_the_first_row_of_a_plan_is_named_as_the_plan_has_it(tmp_path: Path, mon
     assert 0.5 <= chance < 0.9
     assert said.plan_first == ranking.outlook.engine.describe(ranking.candidates[first])
     assert said.plan_fit == pytest.approx(chance)
+    # Trials that took five times as long as predicted slow the plan's first row as well.
+    ran = here.lattice.candidates[:8]
+    plans, seconds = here.engine.plans(ran), steering_of(here).forecast(ran).seconds
+    lessons = [lesson_of(here, plans, row, 5 * seconds[row]) for row in range(len(ran))]
+    monkeypatch.setattr("autotune.app.steering.read_lessons", lambda _: lessons)
+    monkeypatch.setattr(here.place, "origin", Origin.MEASURED)
+    taught = prospect(here, fresh=True, knowledge=tmp_path)
+    assert taught.plan_gain < said.plan_gain / 2
 
 
 def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):
@@ -135,18 +157,7 @@ def test_what_was_measured_corrects_the_time_of_a_step_and_nothing_else(tmp_path
     plans = searched.engine.plans(ran)
     plain = steering_of(searched)
     seconds = plain.forecast(ran).seconds
-    lessons = [
-        Lesson(
-            situation=situation_of(job, CPU),
-            study="one",
-            plan=columns_of(plans, row),
-            seconds=20 * float(seconds[row]),
-            peak_bytes=2e9,
-            is_out_of_memory=False,
-            limit_bytes=80e9,
-        )
-        for row in range(len(ran))
-    ]
+    lessons = [lesson_of(searched, plans, row, 20 * seconds[row]) for row in range(len(ran))]
     taught = steering_of(searched, lessons=lessons)
     before, after = (prospect_of(steering, History(), searched) for steering in (plain, taught))
     assert 10 < after.step_s / before.step_s < 25
@@ -159,15 +170,7 @@ def test_the_lessons_of_a_study_count_where_it_begins_anew(tmp_path: Path):
     knowledge = tmp_path / "knowledge.json"
     lattice, name = one.lattice, study_name(one.study.folder)
     plans = bind_engine(one.job, one.environment).plans(lattice.candidates[:1])
-    lesson = Lesson(
-        situation=situation_of(one.job, one.environment),
-        study=name,
-        plan=columns_of(plans, 0),
-        seconds=3600.0,
-        peak_bytes=2e9,
-        is_out_of_memory=False,
-        limit_bytes=80e9,
-    )
+    lesson = replace(lesson_of(one, plans, 0, 3600.0), study=name)
     keep_lessons(knowledge, name, [lesson])
     steps_s = [
         said.step_s

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from autotune.base.data import table_beside
 from autotune.base.errors import FleetError
-from autotune.base.terms import COMPARE, tests_of
 from autotune.engines.releases import is_at_least
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, Rule, holds
 
 if TYPE_CHECKING:
     from autotune.devices.accelerators import Accelerator
@@ -151,7 +150,7 @@ def _check(row: Mapping[str, Any], run: Communication) -> Finding | None:
         whole = name == "nccl.all_reduce" and run.world > 1
         ranks[name] = run.fewest_on_a_node if whole else facts["here"]
         known = {**facts, "value": run.values[name], "ranks": ranks[name]}
-        if not all(_holds(term, known) for term in row["when"].split()):
+        if not holds(row["when"], known.get):
             del ranks[name]
     if not ranks:
         return None
@@ -161,16 +160,6 @@ def _check(row: Mapping[str, Any], run: Communication) -> Finding | None:
         _FACT.sub(lambda found: str(facts[found[1]]), row[text]) for text in ("message", "fix")
     )
     return Finding(message=message, at=(*ranks, *row.get("also", ())), advice=fix)
-
-
-def _holds(term: str, known: Mapping[str, Any]) -> bool:
-    found = any(_is_so(*test, known) for test in tests_of(term))
-    return found != term.startswith("!")
-
-
-def _is_so(name: str, sign: str, word: str, known: Mapping[str, Any]) -> bool:
-    value, wanted = known.get(name), known.get(word, int(word) if word.isdecimal() else word)
-    return bool(COMPARE[sign](value, wanted) if sign else value)
 
 
 RULES: tuple[Rule[Communication], ...] = tuple(

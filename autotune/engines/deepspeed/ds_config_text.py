@@ -76,10 +76,8 @@ _KINDS = "a ds_config.json, or a YAML, shell or Python file that holds or starts
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
     if "integer string conversion" in str(error):  # Python's own bound, in Python's words
-        raise RenderError(
-            f"{path}: a number in it has more than {sys.get_int_max_str_digits()} digits",
-            "mend the file there: no key takes such a number",
-        ) from error
+        most = sys.get_int_max_str_digits()
+        raise RenderError.of("engines.deepspeed.long_number", path=path, most=most) from error
     hint = "mend the file there"
     if path.suffix.lower() not in ("", ".json", ".hjson"):
         hint = f"name {_KINDS}; if this is a ds_config, {hint}"
@@ -105,10 +103,7 @@ def _hjson(text: str, path: Path) -> Any:
 
         data = hjson.loads(text, object_pairs_hook=_unlike)
     except _TwiceError as twice:
-        raise RenderError(
-            f"{path}: {twice} stands twice in one section, which DeepSpeed refuses",
-            "keep one of them",
-        ) from twice
+        raise RenderError.of("engines.deepspeed.key_stands_twice", path=path, key=twice) from twice
     except Exception:  # its reader trips over broken numbers and depths in ways of its own
         return None
     return data if isinstance(data, dict) and _is_finite(data) else None

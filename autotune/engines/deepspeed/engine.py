@@ -160,7 +160,7 @@ class DeepSpeedEngine(Engine):
         job, source = self._job, self._job.model.source
         has_sp = job.script is not None or job.model.supports_sp(job.seq_len)
         trains_it = "config" in source and "lora" not in source and job.lengths == FIXED
-        way = f"take {flag('engine')} megatron, whose cp splits every sequence over ranks"
+        way = f"take {flag('engine')} megatron: with tp, pp and cp fewer ranks share the batch"
         return (way,) if trains_it and not has_sp else ()
 
     @property
@@ -346,11 +346,7 @@ class DeepSpeedEngine(Engine):
                 f"set the job's precision to {precision}, or mend the file",
             )
         if config.get("pipeline") is not None:
-            raise JobError(
-                f"{path}: has a section pipeline: its stages stand in its script, so it cannot be "
-                "a baseline",
-                "name a file without one",
-            )
+            raise JobError.of("engines.deepspeed.baseline_of_a_pipeline", path=path)
 
     def _use_base(
         self,
@@ -529,9 +525,9 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Pa
     micro, accum, total = (_whole(config, key, path) for key in BATCH_KEYS)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
-        raise JobError(
-            f"{path}: {named} does not divide the job's world of {job.world}",
-            "choose a divisor of the world",
+        world = job.world
+        raise JobError.of(
+            "engines.deepspeed.degree_of_a_file", path=path, named=named, world=world
         )
     dp = job.world // (tp * sp)
     if micro is None and accum is None and total is None:
@@ -600,9 +596,9 @@ def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
 def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
     for key, value in section.items():
         if value == "auto":
-            raise RenderError(
-                f'template {TEMPLATE}: {prefix}{key} is "auto", which DeepSpeed cannot resolve',
-                "write a number",
+            at = f"{prefix}{key}"
+            raise RenderError.of(
+                "engines.deepspeed.template_leaves_auto", template=TEMPLATE, key=at
             )
         if isinstance(value, dict):
             _refuse_auto(value, f"{prefix}{key}.")

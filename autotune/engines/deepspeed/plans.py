@@ -59,8 +59,7 @@ _HAS_GROUPED_PRODUCTS = re.compile(r"\bG?[HB]\d{2,3}\b")
 """Names of devices of NVIDIA from Hopper on."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
 """Intermediate results that a function's backward pass needs, beside its input and its result.
-Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
-"""
+Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml (what is kept)."""
 
 
 def plans_of(
@@ -74,9 +73,8 @@ def plans_of(
     """The candidates in columns, in their order.
 
     A knob that does not act is at the value that changes nothing. The model knows nothing of the
-    ratio of offload, ZenFlow and binding to cores: candidates that differ in
-    these alone look alike. Arguments and errors are those of `Engine.plans`; the table of
-    accelerators is the shipped one by default.
+    ratio of offload, ZenFlow and binding to cores: candidates that differ in these alone look
+    alike. Arguments and errors are those of `Engine.plans`; the shipped table is the default.
     """
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")
@@ -85,7 +83,7 @@ def plans_of(
     model: Mapping[str, Column] = unseen_model_columns(job) if not needs_shape else {}
     if needs_shape:
         model = rows.alike(
-            lambda c: (c.layers, c.get("attention")), lambda kind: _trained_columns(job, *kind)
+            lambda c: (c.layers, _attention(c, job)), lambda kind: _trained_columns(job, *kind)
         )
     columns = {
         **_ENGINE,
@@ -137,41 +135,44 @@ class _Rows:
         first = of_kind[kinds.distinct[0]]
         if len(of_kind) == 1:
             return dict(first)
-        return {name: kinds.of(partial(_column, of_kind, name)) for name in first}
+        by_name = {name: {kind: row[name] for kind, row in of_kind.items()} for name in first}
+        return {name: kinds.of(values.__getitem__) for name, values in by_name.items()}
 
 
 def _value(candidate: Candidate, knob: str) -> KnobValue:
     """A knob's value; its default where it does not act."""
-    value = candidate.get(knob)
-    return KNOBS[knob].default if value is None else value
-
-
-def _column(of_kind: Mapping[K, Mapping[str, float]], name: str, kind: K) -> float:
-    return of_kind[kind][name]
+    return KNOBS[knob].default if (value := candidate.get(knob)) is None else value
 
 
 def _gathers_logits(candidate: Candidate, job: Job, environment: Environment) -> float:
     """Whether tensor parallel ranks each have the logits of the whole vocabulary.
 
     AutoTP gathers the head's output, unless it is asked not to, or the head is the embedding.
-    Source: DeepSpeed, runtime/engine.py, _apply_autotp_partitioning; module_inject/layers.py,
-    LinearLayer.
+    Source: DeepSpeed, runtime/engine.py, _apply_autotp_partitioning; module_inject/layers.py.
     """
     head = candidate.get("tp.head")
     if head is None:
         return float(environment.accelerator == "cpu")
-    is_split = head == "split" or (head == "default" and job.model.shape.tied_embeddings)
-    return float(not is_split)
+    return float(head != "split" and not (head == "default" and job.model.shape.tied_embeddings))
 
 
-def _trained_columns(job: Job, layers: int | None, attention: object) -> dict[str, float]:
+def _attention(candidate: Candidate, job: Job) -> str:
+    """The attention that a candidate runs, a script's own too; stages take torch's fused one."""
+    found = "sdpa" if candidate.pp > 1 else str(_value(candidate, "attention"))
+    if found == "default" and job.script is not None:
+        found = str(job.script.measured.read_back.get("attention") or found)
+    usual = "sdpa" if "sdpa" in job.model.attention else "eager"
+    return usual if found == "default" else found
+
+
+def _trained_columns(job: Job, layers: int | None, attention: str) -> dict[str, float]:
     """The columns of the model as transformers trains it.
 
-    It builds no layers that predict further tokens. Windows save time in FlashAttention alone:
-    torch's kernels are given them as a mask, and compute every score (masking_utils.py).
+    It builds no layers that predict further tokens. Windows save time in kernels such as
+    FlashAttention: torch's are given them as a mask, and compute every score (masking_utils.py).
     """
     columns = {**model_columns(job, layers), "n_mtp_layers": 0.0}
-    return columns if attention == "flash_attention_2" else {**columns, "n_windowed_layers": 0.0}
+    return columns | ({"n_windowed_layers": 0.0} if attention in ("eager", "sdpa") else {})
 
 
 def _lengths(rows: _Rows) -> dict[str, Column]:
@@ -310,7 +311,6 @@ def _zero(rows: _Rows) -> dict[str, Floats]:
 
 def _kernels(rows: _Rows) -> dict[str, Floats]:
     copies = _activation_copies(rows.job.model.source.get("config") or {})
-    eager = ("eager",) if "sdpa" in rows.job.model.attention else ("eager", "default")
     is_compiled = rows.of(lambda c: _value(c, "compile") != "none")
     return {
         **{name: is_compiled * value for name, value in _COMPILED.items()},
@@ -320,7 +320,7 @@ def _kernels(rows: _Rows) -> dict[str, Floats]:
         ),
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": rows.of(lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": rows.of(lambda c: c.get("attention") not in eager),
+        "flash_attention": rows.of(lambda c: _attention(c, rows.job) != "eager"),
         # The knob acts on CPU ranks alone.
         "clears_pages": rows.of(lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": rows.of(lambda c: c.get("host_allocator") == "keep"),

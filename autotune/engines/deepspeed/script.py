@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.nested import MISSING, differences, leaves, look_up
 from autotune.base.templates import canonical_json
 from autotune.contract import KnobValue
@@ -145,13 +144,12 @@ class ScriptEngine(DeepSpeedEngine):
                 domains[name] = replace(domains[name], values=values)
         if "zero.stage" in self._reach.left_out:
             domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
-        if "micro_batch" not in domains:
-            domains["micro_batch"] = Domain(values=(self._script.micro_batch,), when=())
-        elif self._script.micro_batch not in domains["micro_batch"].values:
-            values = (*domains["micro_batch"].values, self._script.micro_batch)
-            domains["micro_batch"] = replace(
-                domains["micro_batch"], values=tuple(sorted(values, key=int))
-            )
+        domains.setdefault("micro_batch", Domain(values=(self._script.micro_batch,), when=()))
+        for name in domains.keys() & self._own_knobs.keys() & self.unchanged.values.keys():
+            own, values = self._own_knobs[name], domains[name].values
+            if own not in values:  # else no change would be tried without one of it as well
+                in_order = (*values, own) if isinstance(own, str) else sorted((*values, own))
+                domains[name] = replace(domains[name], values=tuple(in_order))
         if attention := self._base_knobs.get("attention"):
             domains = _with_attention_named(domains, attention)
         if self._switches_optimizer and (domain := domains.get(IMPLEMENTATION)):
@@ -175,11 +173,7 @@ class ScriptEngine(DeepSpeedEngine):
 
     def baseline(self, path: Path) -> tuple[DeepSpeedEngine, Candidate]:
         """Refuse: the command is the baseline."""
-        raise JobError(
-            f"{flag('baseline')} {path}: the command as it is is what a search of it compares "
-            "with",
-            "leave it out, or give the command that uses this file",
-        )
+        raise JobError.of("engines.deepspeed.baseline_of_a_command", path=path)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """What the candidate breaks, and the command as it is does not: that has run."""
@@ -441,7 +435,7 @@ class ScriptEngine(DeepSpeedEngine):
         if self._script.accumulates_by_hand:
             found.append(
                 f"the script makes {self._script.grad_accum} passes in a step by itself: "
-                "DeepSpeed reduces the gradients after each of them"
+                "DeepSpeed reduces the gradients after each of them, unless under no_sync"
             )
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:

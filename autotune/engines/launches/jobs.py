@@ -78,7 +78,8 @@ def _variables_of(job: Any) -> dict[str, str]:
         is_open = look_up(job, "spec.elasticPolicy") or any(type(one) is not int for one in counts)
         nodes = 0 if is_open else sum(counts)
         per_node = f"{look_up(job, 'spec.nprocPerNode') or 'auto'}"
-        variables = {"PET_NNODES": f"{nodes or '?'}", _PER_NODE: per_node}
+        variables = dict.fromkeys(("PET_NODE_RANK", "PET_MASTER_ADDR"), "?")
+        variables |= {"PET_NNODES": f"{nodes or '?'}", _PER_NODE: per_node}
         if "Master" in replicas:  # envvar.go: setPodEnv, which takes "auto" for 1
             world = nodes * (int(per_node) if per_node.isdecimal() else 1)
             variables["WORLD_SIZE"] = f"{world or '?'}"

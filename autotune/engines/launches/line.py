@@ -62,14 +62,18 @@ _ALL = (-1,)
 
 _COUNT = "a whole number above 0"
 
-_SHOWN = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)")
-"""Names of flags and of scripts."""
+_SHOWN = re.compile(
+    r"--[A-Za-z][\w.-]*|-[A-Za-z]|[\w./~-]+\.(?:py|sh)|(?:[\w./~-]*/)?python[\d.]*|run"
+)
+"""Names of flags and of scripts, Python, and `run` of what starts it, such as uv."""
 
 _LONGEST_NUMBER = 8
 """Digits of a number that is shown; a longer one may be a secret."""
 
-_RANGE = re.compile(r"\d+:\d+")
-"""A range of nodes, for torchrun."""
+_NODES = re.compile(r"(\d+:)?(\d+)")
+"""Nodes, or a range of them, for torchrun."""
+
+_BY_SHELL = re.compile(r"[\"']?[$`]")
 
 
 _OF_DEVICES = (
@@ -126,6 +130,8 @@ class Ranks:
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
+    unmet: str = ""
+    """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
     lacks_ranks: bool | None = False
     """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: what
     stands before Python may do so, as a wrapper, or a container by enroot's hook for PyTorch."""
@@ -206,18 +212,18 @@ def in_short(words: Sequence[str], folder: Path = Path()) -> str:
     """A line without what may be a secret in it.
 
     What starts ranks is shown with its own words, its numbers and the files in `folder` that it
-    names. Of all else the program, scripts and names of flags are shown.
+    names. Of all else programs, scripts and names of flags are shown.
     """
     parts, shown = parts_of(words), [words[0]]
     is_known = is_launch(words, parts) or _starts(words[0])
     programs = (parts.launcher_at, parts.script_at + 1)
     for at, word in enumerate(words[1:], 1):
         name, equals, value = word.partition("=")
-        is_module = is_known and words[at - 1] == "-m" and at <= parts.script_at
+        is_module = is_known and at == parts.script_at and words[at - 1] in ("-m", "--module")
         of_program = at in programs and word.isalpha() and _starts(words[at - 1])
         if is_known and equals and _is_plain(name, value, folder):
             shown.append(word)
-        elif is_module or of_program or _SHOWN.fullmatch(name):
+        elif is_module or of_program or _launcher(word) or _SHOWN.fullmatch(name):
             shown.append(name)
         elif is_known and _is_plain(words[at - 1], word, folder):
             shown.append(word)
@@ -278,6 +284,11 @@ def ranks_of(
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
         given = dict(flags_of([words[number] for number in parts.launcher_flags]))
+        if parts.kind == "torchrun":
+            starter = _task_starter([*within, *words[: parts.launcher_at]])
+            is_read = not any(open_words([words[number] for number in parts.launcher_flags]))
+            unmet = _unmet(_with_variables(given, variables), starter) if is_read else ""
+            ranks = replace(ranks, starter=starter, unmet=unmet)
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
             ranks = replace(
@@ -305,6 +316,50 @@ def ranks_of(
         return ranks
     others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
     return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
+
+
+def _task_starter(words: Sequence[str]) -> str:
+    """`srun` where it starts what stands behind some words, and none of them sets variables."""
+    behind = [*dropwhile(lambda word: PurePath(word).name != "srun", words)]
+    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    is_plain = all(one in ("bash", "sh") or _TELLS_NO_RANKS.fullmatch(one) for one in others)
+    return "srun" if behind and is_plain else ""
+
+
+def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Flags of torchrun, with the variables that stand for others (argparse_util.py: env)."""
+    names = [name for name in variables if name.startswith("PET_")]
+    return {name[4:].lower(): typed(variables[name]) for name in names} | dict(flags)
+
+
+def _unmet(flags: Mapping[str, Any], starter: str) -> str:
+    """Why nodes with the same flags wait for one another until torchrun gives up.
+
+    torch/distributed/run.py: config_from_args, get_rdzv_endpoint; it reads no MASTER_ADDR. Nodes
+    that have a number each and no `starter` may be launchers on one machine.
+    """
+    named = _NODES.fullmatch(str(flags.get("nnodes")))
+    if named is None or int(named[2]) < 2 or UNKNOWN.search(str(flags.get("rdzv_backend"))):
+        return ""
+    is_static = flags.get("rdzv_backend", "static") == "static"
+    place = "master_addr" if is_static else "rdzv_endpoint"
+    if flags.get("standalone"):
+        why = "with --standalone: each node waits at an address of its own"
+    elif is_static and "node_rank" not in flags:
+        why = "without --rdzv_backend or --node_rank: each node waits as the first one"
+    elif (starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
+        why = f"without --{place}: each node waits at an address of its own"
+    else:
+        return ""
+    return f"torchrun --nnodes {flags['nnodes']} {why}"
+
+
+def open_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of a shell's that are no value of the flag before them."""
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith("--") and "=" not in before
+        if _BY_SHELL.match(word) and not (is_value and not word.startswith(("$@", "${@", "$*"))):
+            yield word
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:
@@ -399,14 +454,12 @@ def ranks_by(
         world, nodes = count_in(flags, "num_processes"), count_in(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if kind == "torchrun":
-        names = [name for name in variables or () if name.startswith("PET_")]
-        around = {name[4:].lower(): typed((variables or {})[name]) for name in names}
-        flags = {**around, **flags}
+        flags = _with_variables(flags, variables or {})
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
         if flags.get(given) in ("auto", "gpu"):
             per_node = _n_visible(variables or {})
-        if _RANGE.fullmatch(str(flags.get("nnodes"))):
+        if (named := _NODES.fullmatch(str(flags.get("nnodes")))) and named[1]:
             return None, per_node
         nodes = count_in(flags, "nnodes", default=1)
         return (per_node and nodes and per_node * nodes), per_node

@@ -100,7 +100,6 @@ _ELEMENT = re.compile(r"\[[^]]*\]\+?=")
 _DECLARED_ODD = re.compile(r"-\w*[Ailnu]")
 """An option by which a variable is not the text that it is given."""
 _FLAGS = re.compile(r"([-+])(\w+)(?: (\w+))?")
-"""What `set` switches on or off."""
 _BY_PROGRAM = re.compile(r"\$\(|`|\$\{[^}]*\s")
 """What only the shell knows, and may hold blanks."""
 _QUOTED_DEFAULT = [re.compile(rf"\$\{{\w+:?[-=].*{end}") for end in (r"['\"].*\s", "'")]
@@ -109,6 +108,8 @@ _HOME = re.compile(rf"(?:{NAME}\+?=)?~(?=/|\Z)")
 _PATTERN = re.compile(r"(?:\A|\s)[^\s=]*?(?:[*?]|\[[^]\s]+])")
 """Signs for which the shell puts in names of files; hardly any begins like a flag with its `=`."""
 _BRACES = re.compile(r"\{\S*(?:,|\.\.)\S*\}")
+_LEFT_OPEN = -2
+"""Place of a `$` that a shell puts something in for which is not known; none does so again."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 
 _Changes = dict[str, Value | None]
@@ -320,8 +321,6 @@ class _Reader:
         self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
-        self._odd: set[str] = set()
-        """Variables that are not the text that they are given: numbers, other names."""
         self._flags: set[str] = set()
         """Those that `set` has switched on: `a` exports all, `e` ends at a fault."""
         self._n_asked = 0
@@ -413,8 +412,8 @@ class _Reader:
         return truth
 
     def _and_or(self, line: Line) -> _Truth:
-        truth = _Truth(True)
-        self._n_asked += len(line) > 1
+        truth, is_alone = _Truth(True), len(line) == 1
+        self._n_asked += not is_alone
         for joint, is_negated, parts in line:
             runs = None if truth.holds is None else truth.holds is (joint == "&&")
             why = f"{self._line(self._last)} decides by `{joint}`"
@@ -425,8 +424,8 @@ class _Reader:
             if runs and branch.truth.holds is not None:
                 holds = branch.truth.holds is not is_negated
             truth = _Truth(holds, truth.may_differ or branch.truth.may_differ)
-        self._n_asked -= len(line) > 1
-        is_fault = truth == (False, False) and not (len(line) > 1 or line[0][1])
+        self._n_asked -= not is_alone
+        is_fault = truth == (False, False) and is_alone and not line[0][1]
         if is_fault and "e" in self._flags and not self._n_asked:
             raise _End("exit", "")
         return truth
@@ -474,10 +473,10 @@ class _Reader:
                 truth = self._matching([choice.word, *patterns]) if choice.word else _OPEN
                 is_all = is_all or [*map(plain, patterns)] == ["*"]
             else:
-                asks = partial(self._asked, condition)
-                asked = self._branch(
-                    True if has_run is False else None, asks, may_differ=may_differ
-                )
+                asks, is_sure = partial(self._list, condition), True if has_run is False else None
+                self._n_asked += 1
+                asked = self._branch(is_sure, asks, may_differ=may_differ)
+                self._n_asked -= 1
                 self._merge([asked], self._why(choice))
                 truth, is_all = asked.truth if condition else _Truth(True), not condition
             runs = None if has_run is None else truth.holds
@@ -490,12 +489,6 @@ class _Reader:
             if has_run and not may_differ:
                 break
         self._merge(branches, self._why(choice), is_all=is_all)
-
-    def _asked(self, condition: Sequence[Line]) -> _Truth:
-        self._n_asked += 1
-        truth = self._list(condition)
-        self._n_asked -= 1
-        return truth
 
     def _matching(self, words: Sequence[Chars]) -> _Truth:
         """Whether the word of a `case` is of the patterns behind it."""
@@ -530,8 +523,6 @@ class _Reader:
                 before = self._variables.get(name)
                 given[name] = _one_of(name, before, [value, before], why)
         branch = self._branch(None, take, given)
-        if branch.ends and loop.name == "while" and _is_endless(loop):
-            raise _End("exit", "")
         if self._n_options_read == n_read or words is not None:
             return self._merge([branch], why)
         for name in branch.changes.keys() - {"@"}:  # it is read as started without options
@@ -655,9 +646,14 @@ class _Reader:
         self._doubts = [*here.doubts]
         documents = [one.document for one in command.targets if one.document]
         self._n_left -= sum(map(len, (*command.words, *documents)))
-        fields = [self._element(word) for word in command.words]
-        if fields and fields[0].raw == "read":
-            fields += [self._element(one.chars) for one in command.targets if one.text == "<<<"]
+        fields = list[Field]()
+        sets = [*takewhile(lambda word: ASSIGNS.match(plain(word)), command.words)]
+        with self._scope() if sets[1:] else contextlib.nullcontext():
+            for word in sets:  # `A=1 B=$A`
+                fields.append(self._element(word))
+                if sets[1:]:
+                    self._sets(fields[-1:])
+        fields += map(self._element, command.words[len(sets) :])
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
         n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
         if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
@@ -708,6 +704,8 @@ class _Reader:
         if words is None or words.items is None or name in "@*":
             return words
         sure = [one for one in words.items if plain(one) not in _ALL_GIVEN]
+        if name == "#" and any(at == _LEFT_OPEN for one in sure for _, at in one):
+            return Value()
         sure = [unplaced(str(len(sure)))] if name == "#" else sure[int(name) - 1 :][:1]
         return Value(sure, why=words.why) if sure else None
 
@@ -750,7 +748,7 @@ class _Reader:
                     at = start + 1 if is_quoted and raw[at:][:1] == "'" else end_of(raw, start)
                 part = chars[start:at]
                 is_listed = is_quoted and re.search(r"\[\*\]|\$\*", plain(part)) is not None
-                values = self._put_in(part)
+                values = None if part[0][1] == _LEFT_OPEN else self._put_in(part)
                 by_program = any(_BY_PROGRAM.search(plain(value)) for value in values or ())
                 if is_split and not is_quoted and by_program:
                     values = None  # a blank in it splits no word
@@ -779,7 +777,9 @@ class _Reader:
                 part = part[1:-1]
             elif escaped and (not is_quoted or escaped in ("$`\\" if is_document else '$`"\\')):
                 part = part[1:]
-            elif not (is_quoted or expands):
+            elif expands:
+                part = [(part[0][0], _LEFT_OPEN), *part[1:]]
+            elif not is_quoted:
                 bare, bare_literal = bare + plain(part), bare_literal + plain(part)
                 if start == 0 and (home := _HOME.match(bare)):
                     part = [*part[: home.end() - 1], *unplaced("$HOME"), *part[home.end() :]]
@@ -878,10 +878,7 @@ class _Reader:
             elif name == "pwd":
                 printed = here
             elif name in ("dirname", "realpath", "readlink"):
-                if name == "dirname" and os.path.normpath(rest[0]).rpartition("/")[2] in (
-                    ".",
-                    "..",
-                ):
+                if name == "dirname" and _name(os.path.normpath(rest[0])) in (".", ".."):
                     return None  # the folder above one that only the shell names
                 printed = rest[0] if name != "dirname" else os.path.dirname(rest[0]) or "."
             else:
@@ -915,9 +912,6 @@ class _Reader:
             left = None if items is None or not n.isdecimal() else items[int(n) :]
             left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
-        if names[0] == "read" and len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
-            parts = [*split([fields[3].chars], joins=False)]
-            self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
         if touched or names[0] in ("shift", "read") or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES
@@ -941,8 +935,7 @@ class _Reader:
                 if names[0] == "export" or any(re.match(r"-\w*x", one) for one in names):
                     self._exported.add(name)
                 if any(map(_DECLARED_ODD.match, names)):
-                    self._odd.add(name)
-                    self._forget([name])
+                    self._put(name, Value(is_array=True))  # open from now on
                 self._environment = None
         return True
 
@@ -961,7 +954,7 @@ class _Reader:
         held, starts = self._variables.get(name), [plain(one) for one in value.items or ()]
         if held and held.is_array and not given.is_array:
             value = Value(is_array=True)  # it is the first element
-        if name in self._odd or (value.is_array and any(map(_ELEMENT.match, starts))):
+        if value.is_array and any(map(_ELEMENT.match, starts)):
             value = Value()
         value = value._replace(why=next(filter(None, self._doubts), value.why))
         self._put(name, value.differing(given.may_differ))
@@ -1134,7 +1127,7 @@ class _Reader:
         """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth >= _MOST_DEEP:
             return
-        chars = [(char, at if at >= 0 else text.place) for char, at in text.chars]
+        chars = [(char, text.place if at == -1 else at) for char, at in text.chars]
         within = (*self._here.within, *words)
         is_part = words == ("eval",)
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
@@ -1147,13 +1140,6 @@ class _Reader:
                 self._exported |= own.keys()
                 self._environment = None
             self._run(replace(here, lines=lines_of(chars)))
-
-
-def _is_endless(loop: Block) -> bool:
-    """Whether the condition of a loop always holds: `while true`."""
-    ((_, is_negated, (first, *_)), *rest) = loop.lines[0]
-    words = [*map(plain, first.words)] if isinstance(first, Simple) else []
-    return not (is_negated or rest) and words in (["true"], [":"])
 
 
 def _counted_by(words: Sequence[Chars]) -> Sequence[str]:

@@ -36,8 +36,8 @@ _FACTS = table_beside(__file__, "launch_facts.json")
 _COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
 """Arguments by which others are divided."""
 _SIZES = (*_COUNTS, *_FACTS["other_sizes"])
-Answer = tuple[str, str] | None
-"""What is wrong, and the change that mends it."""
+Answer = tuple[str, str] | tuple[str, str, Consequence | None] | None
+"""What is wrong, the change that mends it, and what comes of it where that is not as usual."""
 
 
 def flag_name(argument: str) -> str:
@@ -68,9 +68,12 @@ def argument_rule(
         def check(launch: MegatronLaunch) -> Finding | None:
             if (answer := asked(launch)) is None:
                 return None
-            named = (flag.replace("-", "_") for flag in _FLAG.findall(" ".join(answer)))
+            message, advice, *other = answer
+            named = (flag.replace("-", "_") for flag in _FLAG.findall(f"{message} {advice}"))
             at = tuple(argument for argument in named if argument in launch.given)
-            return Finding(message=answer[0], advice=answer[1], at=at)
+            return Finding(
+                message=message, advice=advice, at=at, consequence=other[0] if other else None
+            )
 
         subject = says or " ".join((asked.__doc__ or "").split())
         subject = f"{subject} {_FACTS['fixes'].get(name, '')}".rstrip()
@@ -114,7 +117,12 @@ def clash(
 
 
 def _fact(launch: MegatronLaunch, name: str) -> Any:
-    """An argument, or the ranks; experts share tensors as all else does unless they are told."""
+    """An argument, or what rows ask besides; experts share tensors as all else does by default."""
+    if name == "connections":
+        value = launch.variables.get(CONNECTIONS, "")
+        return None if "$" in value or launch.is_overrides else value
+    if name == "asks_for_connections":
+        return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:
         name = "tensor_model_parallel_size"
     if name == "world" and launch.world is None:
@@ -136,27 +144,6 @@ def _counts(launch: MegatronLaunch) -> Answer:
                 f"{flag_name(name)} {value}: no model or cluster has so many",
                 "give a smaller number",
             )
-    return None
-
-
-@argument_rule("environment.connections", f"{ARGUMENTS}: CUDA_DEVICE_MAX_CONNECTIONS")
-def _connections(launch: MegatronLaunch) -> Answer:
-    """CUDA_DEVICE_MAX_CONNECTIONS that the file sets to another value than Megatron asks for."""
-    value = launch.variables.get(CONNECTIONS)
-    if value is None or "$" in value or launch.is_overrides:  # they pass by Megatron's parser
-        return None
-    for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
-        if launch.get(name) and value == "1":
-            return (
-                f"{flag_name(name)}: asks for a {CONNECTIONS} other than 1, and it is set to 1",
-                f"set {CONNECTIONS} to 8, or leave it out",
-            )
-    if value != "1" and asks_for_connections(launch):
-        return (
-            f"tensor and context parallel ranks ask for {CONNECTIONS}=1 on GPUs before "
-            f"Blackwell, and it is set to {value}",
-            f"set {CONNECTIONS} to 1",
-        )
     return None
 
 
@@ -189,7 +176,7 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
     def asked(launch: MegatronLaunch) -> Answer:
         found = misfits(launch.ranks, visible_devices(launch.variables))
-        return next(((problem, fix) for rule, problem, fix in found if rule == name), None)
+        return next((one[1:] for one in found if one.rule == name), None)
 
     source = "megatron/training/initialize.py: set_device"
     return argument_rule(f"environment.{name}", source, consequence, says)(asked)
@@ -330,11 +317,10 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
-    _connections,
     _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
-    _of_nodes("lone_nodes", "differs", "srun starts a launcher on more nodes than it is told of."),
+    _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),
     _of_nodes(
         "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
     ),

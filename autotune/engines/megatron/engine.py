@@ -345,10 +345,9 @@ class MegatronEngine(Engine):
         checkout = checkout_of(self._job)
         refused = check_arguments(checkout, lines, world=self._job.world)
         if len(refused) == len(lines):
-            raise JobError(
-                f"megatron_path: {checkout}: it refuses every candidate, such as "
-                f"{self.describe(checked[0])}: {refused[0]}",
-                "see what it asks for, and change the job",
+            setup, why = self.describe(checked[0]), refused[0]
+            raise JobError.of(
+                "engines.megatron.checkout_refuses", checkout=checkout, setup=setup, why=why
             )
 
     def _command_line(self, candidate: Candidate) -> list[str]:

@@ -384,10 +384,7 @@ def launch_of_line(line: str, *, release: str) -> MegatronLaunch:
     """
     found = _of_line(line, Path())(release)
     if not found:
-        raise JobError(
-            f"{LINE} starts no training of Megatron-LM",
-            "give the line with torchrun, pretrain_gpt.py and its flags",
-        )
+        raise JobError.of("engines.megatron.starts_no_training", line=LINE)
     return found[0]
 
 

@@ -165,7 +165,7 @@ def stage_layers(task: LayoutTask, row: Mapping[str, int]) -> list[int]:
 
 
 def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts]:
-    """Layers of the first, the last and the fullest pipeline rank; 0 where all have as many."""
+    """Layers of the first, the last and the fullest rank between, if any; 0 if all are alike."""
     uneven = ("stages", "first_stage_layers", "last_stage_layers", "ends_as_layers")
     names = (*uneven, "pp", "vp")
     keys = np.stack([rows[name] for name in names])
@@ -175,7 +175,7 @@ def edge_layers(task: LayoutTask, rows: Columns) -> tuple[Counts, Counts, Counts
 
         def edges(*split: int) -> tuple[int, int, int]:
             layers = stage_layers(task, dict(zip(names, split, strict=True)))
-            return layers[0], layers[-1], max(layers)
+            return layers[0], layers[-1], max(1, *(layers[1:-1] or layers))
 
         found[:, where] = of_splits(edges, *keys[:, where]).T
     first, last, most = found

@@ -76,18 +76,23 @@ def print_estimate(console: Console, found: Estimated) -> None:
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     alike, differing = _split(found)
-    refused: dict[str, list[Neighbour]] = {}
+    before = [violation.rule for violation in found.violations]
+    as_before: list[Neighbour] = []
+    refused: dict[str, list[tuple[Neighbour, Violation]]] = {}
     for neighbour in found.neighbours:
-        if neighbour.violations:
-            refused.setdefault(_rules(neighbour.violations), []).append(neighbour)
+        first = next((one for one in neighbour.violations if one.rule not in before), None)
+        if first is not None:
+            refused.setdefault(first.rule, []).append((neighbour, first))
+        elif neighbour.violations:
+            as_before.append(neighbour)
     values = {
         **_of_estimate(found),
         "is_placed": True,
         "step": _step,
         "differing": differing,
         "alike": alike,
-        "as_before": refused.pop(_rules(found.violations), []),
-        "rules": _rules(found.violations),
+        "as_before": as_before,
+        "rules": ", ".join(before),
         "refused": refused,
     }
     print_told(console, "estimate", values)
@@ -104,17 +109,14 @@ def _step(neighbour: Neighbour) -> str:
     return " ".join(f"{name}={format_value(value)}" for name, value in changed.items())
 
 
-def _rules(violations: Sequence[Violation]) -> str:
-    return ", ".join(violation.rule for violation in violations)
-
-
 def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
     """Knobs of which no legal step makes a difference; the legal steps of others, best first."""
     legal = [n for n in found.neighbours if not n.violations]
     differs = {
         n.knob
         for n in legal
-        if abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
+        if n.changes_training
+        or abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
         or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
     }
     alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)

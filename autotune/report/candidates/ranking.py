@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import MIN_FIT, PROBABLE
-from autotune.planning.explained import Neighbour
+from autotune.planning.explained import Neighbour, faster_attention
 from autotune.planning.from_baseline import baseline_of, changes_from
 from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
@@ -126,6 +126,7 @@ def neighbour_as_dict(neighbour: Neighbour) -> dict[str, Any]:
         "pred_step_time_s": neighbour.step_time_s,
         "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
         "pred_fit_probability": neighbour.fit_probability,
+        "changes_training": neighbour.changes_training,
     }
 
 
@@ -148,6 +149,8 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     engine = find_engine(job.engine)
     context, knobs = ranking.outlook.lattice.context, knobs_of(job.engine)
     base = {n: v for n, v in context.base.items() if n not in context.settled}
+    is_above_host = found.host_memory_bytes > ranking.outlook.host_limit_bytes
+    counts = ... if is_above_host.all() else ~is_above_host
     best = ranking.shown(top)
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
@@ -161,24 +164,14 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_fit": MIN_FIT,
-        **_of_hosts(ranking),
+        "n_above_host": int(is_above_host.sum()),
+        "least_bytes": float(found.peak_memory_bytes[counts].min()),
         "allowed_bytes": job.memory_limit_bytes or ranking.outlook.environment.device_memory_bytes,
         "savings": [] if ranking.n_likely else list(engine.unused_savings(ranking.candidates)),
         "least_gain_elsewhere": LEAST_GAIN_ELSEWHERE,
         "even_shares": even_shares(ranking.outlook.lattice.context),
         "way": way_as_dict(ranking),
         **_of_first(ranking, [*best, *more]),
-    }
-
-
-def _of_hosts(ranking: Ranking) -> dict[str, Any]:
-    """Candidates that need more than a node's host has, and the least peak of the others."""
-    outlook, found = ranking.outlook, ranking.prediction
-    is_above = found.host_memory_bytes > outlook.host_limit_bytes
-    counts = ... if is_above.all() else ~is_above
-    return {
-        "n_above_host": int(is_above.sum()),
-        "least_bytes": float(found.peak_memory_bytes[counts].min()),
     }
 
 
@@ -229,7 +222,7 @@ def changes_of(candidate: Candidate, job: Job) -> dict[str, str]:
 def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
     """What `ranking.j2` tells, where rows of some ranks are shown."""
     index, otherwise = int(ranking.choices.firsts[0]), ranking.otherwise
-    candidate = ranking.candidates[index]
+    candidate, lattice = ranking.candidates[index], ranking.outlook.lattice
     return {
         **forecast_values(ranking.outlook, candidate, ranking.prediction, index, ranking.reach),
         "otherwise": None
@@ -241,6 +234,11 @@ def _of_first(ranking: Ranking, shown: Sequence[int]) -> dict[str, Any]:
             "changes": changes_of(ranking.candidates[otherwise], ranking.outlook.job),
         },
         "needs": ranking.outlook.needs(candidate),
+        "is_spread": bool(np.max(ranking.prediction.plans.ep) > 1),
+        "refusals": [
+            lattice.examples[rule][1].message for rule, _ in lattice.refused.most_common()
+        ],
+        "faster_attention": faster_attention(ranking.outlook, candidate),
         "asks": _asks(ranking, shown),
         "gathering": list(ranking.outlook.engine.spread_experts(candidate)),
         "search": _searched(ranking, shown),
@@ -288,12 +286,8 @@ def rank_lines(candidate: Candidate, environment: Environment) -> list[str]:
 def host_bytes(prediction: Prediction, index: int) -> tuple[float, float] | None:
     """What offload takes of a host's memory, per rank and per node; None: nothing is there."""
     node_bytes = float(prediction.host_memory_bytes[index])
-    if not node_bytes:
-        return None
-    return (
-        float(np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0]),
-        node_bytes,
-    )
+    rank_bytes = np.ravel(prediction.take(np.array([index])).memory.host_bytes)[0]
+    return (float(rank_bytes), node_bytes) if node_bytes else None
 
 
 def assumptions(outlook: Outlook, reach: Margin, index: int) -> list[str]:

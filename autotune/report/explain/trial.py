@@ -26,6 +26,7 @@ from autotune.search.history import CandidateTrials, History
 from autotune.space.candidate import Candidate, candidate_of, format_value
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
+from autotune.space.rule import holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def advise(
     found = []
     for rule in find_engine(context.engine).advice.get(bound, ()):
         knob = rule.knob
-        if knob not in case.values or not rule.holds(case):
+        if knob not in case.values or not holds(rule.when, case.fact):
             continue
         after = rule.value(case)
         if not _can_run(knob, after, case):

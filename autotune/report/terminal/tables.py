@@ -5,7 +5,7 @@ from copy import copy
 from itertools import islice
 from typing import Any
 
-from rich import box
+from rich.box import Box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -15,6 +15,9 @@ from rich.text import Text
 
 from autotune.report.parts import APART, Cells, Part, tell_parts
 
+_LINED = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
+"""A line below the header and between sections, and no other frame."""
+
 
 def plain_table(*columns: str) -> Table:
     """A table without frames, in which no word is broken: where it has no room, its rows stack.
@@ -22,9 +25,7 @@ def plain_table(*columns: str) -> Table:
     Args:
         columns: Headers; `>` before one puts its cells to the right, `*` lets them wrap.
     """
-    table = _PlainTable(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
-    )
+    table = _PlainTable(box=_LINED, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in columns:
         name = column.lstrip(">*")
         marks = column[: len(column) - len(name)]

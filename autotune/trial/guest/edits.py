@@ -22,7 +22,6 @@ DESCRIPTION_FILE = "description.json"
 MAX_TEXT = 2000
 """Characters of the longest text that stands in it."""
 
-
 Changes = Sequence[tuple[Sequence[str], Any]]
 """Path of keys in a file, and the value there; None: the key goes."""
 

@@ -152,10 +152,7 @@ class _RanksWatch:
     """A command and its ranks on this machine."""
 
     def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        folder: Path,
-        closing: contextlib.ExitStack,
+        self, process: "subprocess.Popen[bytes]", folder: Path, closing: contextlib.ExitStack
     ) -> None:
         self._folder = folder
         self._closing = closing

@@ -9,11 +9,12 @@ import inspect
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, around
+from autotune.trial.guest.hooks import Hook, Wrapper, around
 
 _TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
 VARIABLES: dict[str, str] = _TABLES["variables"]
@@ -35,16 +36,13 @@ def hooks() -> list[Hook]:
         # Before what sets another place is silenced.
         ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
-            (
-                module,
-                f"{kind}.{name}".strip("."),
-                _save if name.startswith("save") else _nothing,
-            )
+            (module, f"{kind}.{name}".strip("."), _save if name.startswith("save") else _nothing)
             for module, kinds in _SILENT.items()
             for kind, names in kinds.items()
             for name in names
         ),
-        *(("deepspeed.monitor.monitor", name, _NoMonitor) for name in _MONITORS),
+        *(("deepspeed.monitor.monitor", name, _pass_by) for name in _MONITORS),
+        ("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", _load_client_state),
         ("hydra.core.utils", "run_job", _run_hydra),
         ("transformers.trainer", "Trainer.train", _train_anew),
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
@@ -78,23 +76,30 @@ def _prepare(path: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         _prepared.update((file, _identity(file)) for file in new)
 
 
+def _load_client_state(
+    load: Wrapper, engine: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Read what the script saved beside a checkpoint: that of another ZeRO stage is refused."""
+    import torch
+
+    latest = Path(load_dir, "latest")
+    if tag is None and latest.is_file():
+        tag = latest.read_text(encoding="utf-8").strip()
+    # Stage 3 puts a rank's number before the name.
+    file = next(Path(load_dir, str(tag)).glob("[mz]*_rank_00_model_states.pt"), None)
+    if file is None:
+        return load(engine, load_dir, tag, *args, **kwargs)
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    return str(file), {name: saved[name] for name in saved if name not in ("module", "optimizer")}
+
+
 def _is_preparing(path: Any) -> bool:
     """Whether there is no engine yet, and nothing of an earlier run at a path."""
     return _prepares_since_s is not None and not _has_older(path, _prepares_since_s)
 
 
 def _pass_by(*_: Any, **__: Any) -> None:
-    """Do nothing: early stopping insists on evaluations."""
-
-
-class _NoMonitor:
-    """Takes figures, and needs no package."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.enabled = False
-
-    def write_events(self, *_: Any, **__: Any) -> None:
-        """Write none."""
+    """Do and make nothing: early stopping insists on evaluations, monitors on packages."""
 
 
 def _save_in_memory(
@@ -117,7 +122,6 @@ _prepared: dict[str, _Identity] = {}
 """Files that were saved where nothing was, as they were then."""
 _made: list[str] = []
 """Folders that it has made."""
-
 
 _began_s = 0.0
 """When the trial began."""
@@ -255,12 +259,9 @@ def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(run).bind(*args, **kwargs).arguments
     works_there = getattr(given["config"].hydra.job, "chdir", None)
     if works_there is None:
-        try:
-            from hydra.version import base_at_least
-        except ImportError:  # Hydra below 1.2, which always works there
-            works_there = True
-        else:
-            works_there = not base_at_least("1.2")
+        # Hydra below 1.2 always works there.
+        is_based_on = getattr(sys.modules["hydra.version"], "base_at_least", lambda _: False)
+        works_there = not is_based_on("1.2")
     if not works_there:
         OmegaConf.update(given["config"], given["job_dir_key"], output_folder(), force_add=True)
     return run(*args, **kwargs)

@@ -112,6 +112,7 @@ class Guest(Rank):
             *quiet.hooks(),
             *frameworks.hooks(self.edits.arguments, self.seen),
             ("torch.optim.optimizer", "", self._on_optimizers),
+            ("torch.distributed", "destroy_process_group", self._part),
             ("deepspeed", "", self.on_deepspeed),
             ("deepspeed", "initialize", self._initialize),
             ("deepspeed", "zero.Init.__init__", self._note_init),
@@ -400,13 +401,21 @@ class Guest(Rank):
             self.on_exit()
         leave(status)
 
-    def on_exit(self) -> None:
-        """The interpreter ends: the script is done, or has given up."""
+    def _part(self, part: Callable[..., None], /, group: Any = None) -> None:
+        """Ranks leave one another, as scripts do at their end: later they cannot agree."""
+        if group is None:
+            self.on_exit(goes_on=True)
+        part(group)
+
+    def on_exit(self, *, goes_on: bool = False) -> None:
+        """The interpreter ends: the script is done, or has given up; or it `goes_on`."""
         if self.is_over or not self._is_here:
             return
         report = self.reporter.report
         if report.phase is Phase.MEASURED and len(report.step_times_s) >= MIN_SAMPLES:
             self._stopwatch.cut_short()  # does not return
+        if goes_on:
+            return
         # A script may have put its own hook for errors in the place of ours.
         cause = self._last_error or getattr(sys, "last_value", None)
         if cause is not None and not isinstance(cause, SystemExit | KeyboardInterrupt):

@@ -21,6 +21,7 @@ from typing import Any
 from autotune.base.nested import leaves, value_at
 from autotune.contract import SPEC_FILE
 from autotune.trial.guest.edits import Changes, parsed, put
+from autotune.trial.prebuilt import built_variables
 
 _SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")
@@ -55,7 +56,8 @@ def watch_reading(changed: Mapping[str, Changes], trial: str = "") -> None:
     global _began_s
     with contextlib.suppress(OSError):
         _began_s = os.path.getctime(os.path.join(trial, SPEC_FILE))
-    folders = filter(None, (trial, _OUR_PACKAGE, os.environ.get("TORCH_EXTENSIONS_DIR")))
+    extensions = {**os.environ, **built_variables()}.get("TORCH_EXTENSIONS_DIR")
+    folders = filter(None, (trial, _OUR_PACKAGE, extensions))
     _not_the_user_s.extend(os.path.join(os.path.abspath(folder), "") for folder in folders)
     sys.addaudithook(_on_event)
     if changed:

@@ -2,7 +2,7 @@
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 export NVTE_CPU_OFFLOAD_V1=1
 TP=2; PP=4; EP=8; ETP=1; CP=1
-torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py \
+torchrun --nproc-per-node 8 --nnodes 8 --node-rank $NODE_RANK pretrain_gpt.py \
   --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP \
   --expert-model-parallel-size $EP --expert-tensor-parallel-size $ETP \
   --context-parallel-size $CP --sequence-parallel --use-distributed-optimizer \

@@ -1,7 +1,7 @@
 #!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 SEQ=${SEQ_LEN:-32772}
-torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py \
+torchrun --nproc-per-node 8 --nnodes 4 --node-rank $NODE_RANK pretrain_gpt.py \
   --context-parallel-size 8 --tensor-model-parallel-size 2 --sequence-parallel \
   --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length $SEQ \
   --max-position-embeddings 65536 --micro-batch-size 1 --global-batch-size 16 \

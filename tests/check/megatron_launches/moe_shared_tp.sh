@@ -14,4 +14,4 @@ ARGS+=(--tensor-model-parallel-size 1 --expert-model-parallel-size $EP)
 ARGS+=(--use-distributed-optimizer --micro-batch-size 1 --global-batch-size 1024)
 ARGS+=(--train-iters 1000 --lr 4e-4 --min-lr 4e-5 --bf16)
 ARGS+=(--mock-data --tokenizer-type NullTokenizer --vocab-size 102400)
-torchrun --nproc_per_node $GPUS --nnodes $NODES pretrain_gpt.py "${ARGS[@]}"
+torchrun --nproc_per_node $GPUS --nnodes $NODES --node-rank $NODE_RANK pretrain_gpt.py "${ARGS[@]}"

@@ -13,6 +13,7 @@ from autotune.cost.constants import constants_of
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.job.model import model_from_config
 from tests.jobs import A100, CPU, TINY, canonical_candidate, raw_candidate, tiny_job
+from tests.observed import RAW, observed
 
 
 @pytest.fixture
@@ -69,7 +70,11 @@ def test_the_model_is_the_one_that_transformers_trains(tmp_path):
         plans_of([raw_candidate(windowed, {**values, "attention": kernel})], windowed, A100)
         for kernel in ("default", "flash_attention_2")
     ]
-    assert [value(one, "n_windowed_layers") for one in found] == [0, 2]
+    read_back = {"attention": "kernels-community/vllm-flash-attn3"}
+    own = dataclasses.replace(windowed, script=observed(RAW, read_back=read_back))
+    found.insert(0, plans_of([raw_candidate(windowed, values)], own, A100))
+    assert [value(one, "n_windowed_layers") for one in found] == [2, 0, 2]
+    assert [value(one, "flash_attention") for one in found] == [1, 0, 1]
 
 
 def test_the_memory_limit_is_what_has_to_fit(job):

@@ -381,11 +381,14 @@ def test_nothing_is_offloaded_from_a_cpu_to_the_host(tmp_path: Path, own: dict, 
     assert set(values["cuda"].values()) == {("none", "cpu")}
 
 
-def test_a_batch_that_no_power_of_two_is_stays_a_choice(tmp_path: Path) -> None:
-    odd = {**RAW, "micro_batches": [6, 6]}
-    odd["config"] = {**RAW["config"], "train_micro_batch_size_per_gpu": 6}
+def test_values_of_the_command_s_own_stay_choices(tmp_path: Path) -> None:
+    """Else every candidate would change them as well."""
+    zero = {"stage": 2, "reduce_bucket_size": 900}
+    config = {**RAW["config"], "train_micro_batch_size_per_gpu": 6, "zero_optimization": zero}
+    odd = {**RAW, "micro_batches": [6, 6], "config": config}
     engine = engine_of(tmp_path, odd, read_back={"micro_batch": 6})
-    assert 6 in engine.space.domains["micro_batch"].values
+    assert [*engine.space.domains["micro_batch"].values][2:5] == [4, 6, 8]
+    assert engine.space.domains["reduce_bucket_size"].values[0] == 900
     assert engine.unchanged.micro_batch == 6
 
 

@@ -39,7 +39,7 @@ AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 
 
 def launch(flags, release=None):
-    line = f"torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py {LEGAL} {flags}"
+    line = f"torchrun --nproc-per-node 8 --nnodes 2 --node-rank 0 pretrain_gpt.py {LEGAL} {flags}"
     return launch_of_line(line, release=release or "0.16")
 
 

@@ -224,6 +224,29 @@ def test_methods_that_save_do_nothing_and_say_so() -> None:
     assert DeepSpeedEngine().save_checkpoint("x") is True
 
 
+@pytest.mark.parametrize("tag", [None, "step7"])
+@pytest.mark.parametrize("before", ["", "zero_pp_rank_0_", "layer_0_expert_0_"])
+def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(
+    tmp_path: Path, before: str, tag: str | None
+) -> None:
+    """DeepSpeed refuses the weights and states of another ZeRO stage."""
+
+    class DeepSpeedEngine:
+        def load_checkpoint(self, load_dir: Path, tag: str) -> str:
+            return f"DeepSpeed's own of {tag}"
+
+    module: Any = ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = DeepSpeedEngine
+    apply(module, quiet.hooks())
+    (tmp_path / "latest").write_text("step7\n")
+    file = tmp_path / "step7" / f"{before}mp_rank_00_model_states.pt"
+    file.parent.mkdir()
+    torch.save({"module": {}, "optimizer": None, "epoch": 3}, file)
+    is_known = before != "layer_0_expert_0_"
+    expected = (str(file), {"epoch": 3}) if is_known else "DeepSpeed's own of step7"
+    assert DeepSpeedEngine().load_checkpoint(tmp_path, tag) == expected
+
+
 @pytest.mark.parametrize("module", sorted(quiet._SILENT))
 def test_what_is_silenced_is_what_packages_have(module: str) -> None:
     """A name that is gone from the packages would silence nothing."""

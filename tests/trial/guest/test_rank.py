@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from autotune.contract import Phase
 from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.guest import reading
 from autotune.trial.guest.hooks import around
@@ -79,6 +80,27 @@ def test_a_setting_that_is_read_back_is_no_question_of_the_script(
     exec("answer = step()", vars(script))
     assert vars(script)["answer"] == 4
     assert guest.seen["asks_micro_batch"] == is_by_script
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "group", "ends"),
+    [
+        (("MEASURED", 9), (), ["measured", "parted"]),
+        (("MEASURED", 1), (), ["parted"]),
+        (("WARM_UP", 9), (), ["parted"]),
+        (("MEASURED", 9), ("another",), ["parted"]),
+    ],
+)
+def test_what_was_measured_is_agreed_on_before_ranks_leave_one_another(
+    n_steps: tuple[str, int], group: tuple[str, ...], ends: list[str]
+) -> None:
+    """A script that destroys its process group at its end has no other way to."""
+    guest, done, phase = Guest.__new__(Guest), list[str](), Phase[n_steps[0]]
+    report = SimpleNamespace(phase=phase, step_times_s=[1.0] * n_steps[1], pid=os.getpid())
+    guest.reporter, guest.is_over = SimpleNamespace(report=report), False
+    guest._stopwatch = SimpleNamespace(cut_short=lambda: done.append("measured"))
+    around(lambda *_: done.append("parted"), guest._part)(*group)
+    assert done == ends
 
 
 @dataclass

@@ -15,11 +15,8 @@ def _world(setup: Setup) -> Finding | None:
     if size == 1 or setup.world % size == 0:
         return None
     tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
-    way = (
-        f"set tp to {tp}"
-        if setup.pp == 1
-        else f"set tp and pp so that {setup.world} is a multiple"
-    )
+    both = f"set tp and pp so that {setup.world} is a multiple"
+    way = f"set tp to {tp}" if setup.pp == 1 else both
     return Finding(
         message=f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
         f"{setup.world} % {size} = {setup.world % size}",

@@ -58,11 +58,7 @@ class AccelerateFile:
         self.path, self.data = path, data
         section = data.get("deepspeed_config")
         if section is not None and not isinstance(section, Mapping):
-            raise JobError(
-                f"{path}: deepspeed_config: {section!r} is no section",
-                "write `key: value` lines below it, such as `zero_stage: 2`, or "
-                "`deepspeed_config_file: ds_config.json`",
-            )
+            raise JobError.of("engines.deepspeed.no_section", path=path, section=section)
         self.section: Mapping[str, Any] = section or {}
         named = text_or_none(self.section.get("deepspeed_config_file"))
         self.file = None if named == "none" else named

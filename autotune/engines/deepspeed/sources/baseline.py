@@ -66,15 +66,10 @@ def read_run(path: Path, *, world: int, hidden: int, with_monitors: bool = False
         config, notes = read_ds_config(path, with_monitors=with_monitors)
         return BaselineRun(config=config, notes=notes, knobs={})
     if source.world not in (None, world):
-        raise JobError(
-            f"{path}: starts {source.world} ranks, the job's world is {world}",
-            "set the job's world to that of the file, or name a file of such a world",
-        )
+        ranks = source.world
+        raise JobError.of("engines.deepspeed.world_of_a_file", path=path, ranks=ranks, world=world)
     if source.not_for:
-        raise JobError(
-            f"{path}: distributed_type={source.not_for}: accelerate does not start DeepSpeed",
-            "name a file that does",
-        )
+        raise JobError.of("engines.deepspeed.not_deepspeed", path=path, kind=source.not_for)
     return _run_of(replace(source, world=world), path, hidden, with_monitors=with_monitors)
 
 

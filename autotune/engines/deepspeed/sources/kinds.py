@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import key_in_words
+from autotune.engines.deepspeed.sources.accelerate_fields import KINDS
 
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""
@@ -48,6 +49,8 @@ def kind_of(data: Mapping[Any, Any]) -> str:
     """What a mapping that is no DeepSpeed configuration holds, in words."""
     if not data:
         return "an empty object"
+    if (kind := data.get("distributed_type")) in KINDS:
+        return f"with distributed_type={kind} accelerate starts {kind}, which check does not judge"
     shown = ", ".join(key_in_words(name) for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
     return f"{_UNKNOWN}, among {shown}{more}"

@@ -1,6 +1,5 @@
 """A launch line: how many ranks it starts, and what it tells the script."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from autotune.engines.launches.line import (
     VisibleDevices,
     count_in,
     flags_of,
+    open_words,
     parts_of,
     ranks_of,
     text_or_none,
@@ -30,7 +30,6 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 
-_BY_SHELL = re.compile(r"[\"']?[$`]")
 _DATA = (".yaml", ".yml", ".json")
 
 _DEGREES = (
@@ -158,17 +157,9 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
         named=_named_file(to_script, script) if config is None else None,
-        open_words=tuple(_open_words(to_script)),
+        open_words=tuple(open_words(to_script)),
         is_tuned=kind == "deepspeed" and "autotuning" in launcher,
     )
-
-
-def _open_words(words: Sequence[str]) -> Iterator[str]:
-    """Words of a shell's that are no value of the flag before them."""
-    for before, word in zip(["", *words], words, strict=False):
-        is_value = before.startswith("--") and "=" not in before
-        if _BY_SHELL.match(word) and not (is_value and not word.startswith(("$@", "${@", "$*"))):
-            yield word
 
 
 def assigned(words: Sequence[str]) -> dict[str, str]:

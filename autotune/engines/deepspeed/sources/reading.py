@@ -253,10 +253,7 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         JobError: It is YAML that cannot be read.
     """
     if path == STANDARD_INPUT and not text.strip():
-        raise RenderError(
-            "standard input is empty",
-            "pipe a file in, such as `autotune check - < ds_config.json`",
-        )
+        raise RenderError.of("engines.deepspeed.empty_input")
     is_yaml = _is_yaml(text, path)
     if is_yaml and (in_json := _json_in_yaml(text, path)) is not None:
         return Parsed(data=in_json, syntax="json")
@@ -264,11 +261,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         if len(text) > _UNPROMISING and _WORDS.search(text) is None:
             raise NotADsConfigError(path, "no word in it is DeepSpeed's")
         if len(text) > _MAX_YAML_CHARACTERS:
-            raise RenderError(
-                f"{path}: YAML of more than {_MAX_YAML_CHARACTERS // 1024} KiB: no configuration "
-                "is so long",
-                "name the configuration itself",
-            )
+            most = _MAX_YAML_CHARACTERS // 1024
+            raise RenderError.of("engines.deepspeed.long_yaml", path=path, most=most)
     twice: list[str] = []
     is_hjson = False
     if is_yaml:
@@ -559,11 +553,7 @@ def named_path(name: str, base: Path) -> Path:
     if path is None and name in _SWIFTS:
         path = _of_swift(name)
     if path is None:
-        raise RenderError(
-            f"{base}: names {name!r}, which is not there",
-            "name the ds_config.json itself: what a `cd` or a program of a shell file does is not "
-            "followed",
-        )
+        raise RenderError.of("engines.deepspeed.named_file", base=base, name=name)
     return path
 
 

@@ -18,7 +18,12 @@ from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, violation_
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
-from autotune.engines.deepspeed.sources.script import brings_cpu_optimizer, device_map, reads_name
+from autotune.engines.deepspeed.sources.script import (
+    brings_cpu_optimizer,
+    clips_to,
+    device_map,
+    reads_name,
+)
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
@@ -58,6 +63,12 @@ def refusals(source: Source) -> Iterator[Violation]:
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
+    norm = clips_to(source.script) if consumer is Consumer.ACCELERATE and source.script else None
+    given = source.config.get("gradient_clipping") or 0
+    clipping = 1.0 if given == AUTO else given  # _prepare_deepspeed fills it in
+    if norm is not None and norm != clipping:
+        script = source.line.script
+        yield violation_of("accelerate.clips_by_file", script=script, norm=norm, clipping=clipping)
     for name, row in FILE_RULES.items() if reader == MEGATRON else ():
         value_of = partial(_of_megatron, source)
         with contextlib.suppress(UnknownFactError):
@@ -101,7 +112,8 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
             name=evaluates,
             stage=stage,
         )
-    loaded = device_map(script) if script is not None and stage == 3 else None
+    known = None if source.line.open_words else given
+    loaded = device_map(script, known) if script is not None and stage == 3 else None
     if script is not None and loaded is not None:
         value, is_refused = loaded
         yield violation_of(
@@ -238,26 +250,18 @@ def device_violations(
     rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
     program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
-        yield violation_of(
-            "file.program_refuses",
-            name=visible.source,
-            value=visible.names,
-            reader="ms-swift",
-            beside=f"DeepSpeed and {format_count(per_node, 'rank')} a node",
-            way=f"set NPROC_PER_NODE={visible.count}",
-        )
+        value: Any = visible.names
+        facts = {"name": visible.source, "value": value, "reader": "ms-swift"}
+        facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"
+        way = f"set NPROC_PER_NODE={visible.count}"
+        yield violation_of("file.program_refuses", way=way, **facts)
     elif program == "llamafactory-cli" and ranks.world == 1 and "FORCE_TORCHRUN" not in line.set:
-        yield violation_of(
-            "file.program_refuses",
-            name="deepspeed",
-            value="on",
-            reader="LLaMA-Factory",
-            beside="one device, for which it starts no torchrun",
-            way="set FORCE_TORCHRUN=1",
-        )
-    for name, problem, fix in misfits(ranks, visible):
+        facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
+        facts["beside"] = "one device, for which it starts no torchrun"
+        yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
+    for name, problem, fix, what in misfits(ranks, visible):
         if not is_deepspeeds or visible is None or name != "visible_devices":
-            yield violation_of(f"file.{name}", problem=problem, fix=fix)
+            yield violation_of(f"file.{name}", consequence=what, problem=problem, fix=fix)
     if not is_deepspeeds:
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
@@ -275,9 +279,6 @@ def device_violations(
             f"{visible.source}={visible.names} beside --{flag}: DeepSpeed's launcher ignores the "
             f"variable, and takes the devices {taken}"
         )
-        fix = (
-            f"leave --{flag} out, or name the devices with --include localhost:{visible.names} "
-            "alone"
-        )
-        fix = "leave one of the two out" if filters else fix
+        alone = f"name the devices with --include localhost:{visible.names} alone"
+        fix = "leave one of the two out" if filters else f"leave --{flag} out, or {alone}"
         yield violation_of(rule, consequence="ignored", problem=problem, fix=fix)

@@ -206,8 +206,12 @@ def reads_name(path: Path, name: str) -> bool:
     )
 
 
-def device_map(path: Path) -> tuple[Any, bool] | None:
+def device_map(path: Path, given: Mapping[str, Any] | None) -> tuple[Any, bool] | None:
     """The device map that a script hands to `from_pretrained`; None: none that is known.
+
+    Args:
+        path: The script.
+        given: Arguments that it is started with; None: not all are known.
 
     Returns:
         It, and whether Trainer's arguments are made on a line before in the same function, and no
@@ -215,16 +219,28 @@ def device_map(path: Path) -> tuple[Any, bool] | None:
     """
     tree = _tree(path)
     constants, places, found = _constants(tree), _places(tree), dict[bool, Any]()
+    flags = {} if given is None else _own_flags(tree, given) | _parsed_fields(tree, given)
     makes = [call for name in _MAKERS for call in _calls(tree, name)]
     for call in _calls(tree, "from_pretrained"):
         scope, ifs = places[call]
         is_after = any(one.lineno < call.lineno and places[one][0] is scope for one in makes)
         for one in call.keywords if not _ABOUT_ZERO.search(ifs) else ():
             with contextlib.suppress(KeyError, ValueError):
-                value = _value(one.value, {}, constants)
+                value = _value(one.value, flags, constants)
                 if one.arg == "device_map" and value is not None:
                     found.setdefault(is_after and not ifs, value)
     return next(((found[one], one) for one in (True, False) if one in found), None)
+
+
+def clips_to(path: Path) -> Any:
+    """The norm to which a script has its `Accelerator` clip gradients; None: none is known."""
+    tree = _tree(path)
+    for call in _calls(tree, "clip_grad_norm_"):
+        norms = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "max_norm")]
+        is_torchs = isinstance(call.func, ast.Name) or "utils" in ast.unparse(call.func)
+        with contextlib.suppress(KeyError, ValueError, IndexError):
+            return None if is_torchs else _value(norms[0], _own_flags(tree, {}), _constants(tree))
+    return None
 
 
 def _places(tree: ast.AST) -> dict[ast.AST, tuple[ast.AST, str]]:
@@ -377,6 +393,22 @@ def _own_flags(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
         elif action == "store" and not (isinstance(value, str) and "$" in value):
             found[name] = value
     return found
+
+
+def _parsed_fields(tree: ast.AST, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a script's classes that a parser of transformers' or TRL's fills."""
+    parsers = [*_calls(tree, _PARSER), *_calls(tree, "TrlParser")]
+    names = {_name(one) for call in parsers for one in _classes(call)}
+    classes = (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
+    found: dict[str, Any] = {}
+    for line in (line for one in classes if one.name in names for line in one.body):
+        if isinstance(line, ast.AnnAssign) and line.value is not None:
+            # What is no `field` is its own default.
+            options = {one.arg: one.value for one in getattr(line.value, "keywords", ())}
+            name, default = _name(line.target), options.get("default", line.value)
+            with contextlib.suppress(ValueError):
+                found[name] = given[name] if name in given else ast.literal_eval(default)
+    return {name: value for name, value in found.items() if "$" not in str(value)}
 
 
 def _tree(path: Path) -> ast.AST:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +103,8 @@ def read(path: str | Path, **how: Any) -> Source:
     found = read_all(path, **how)
     if len(found) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
-        raise JobError(
-            f"{path}: holds {len(found)} DeepSpeed configurations: {places}",
-            "name a file that holds one of them",
-        )
+        n = len(found)
+        raise JobError.of("engines.deepspeed.several_sections", path=path, n=n, places=places)
     return found[0]
 
 
@@ -297,30 +296,25 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
 def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
+    refuse = partial(NotFollowedError, path, kind)
     for command, line in _lines(shell):
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         if line.kind and line.open_words and "deepspeed" in text:
-            return NotFollowedError(
-                path,
-                kind,
+            return refuse(
                 message=f"{path}: line {command.line} starts {script} with "
                 f"{listed(line.open_words, ', ')}, which only the shell knows",
                 hint=command.unread_because or f"say the launch with {flag('launch')}",
             )
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
-            return NotFollowedError(
-                path,
-                kind,
+            return refuse(
                 message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
                 f"(--{min(flags).replace('_', '-')}) without --deepspeed: it trains without "
                 "DeepSpeed",
                 hint="add --deepspeed, and --deepspeed_config with a file",
             )
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            return NotFollowedError(
-                path,
-                kind,
+            return refuse(
                 message=f"{path}: line {command.line} names no ds_config: if {script} trains with "
                 "DeepSpeed, its code makes the configuration",
                 hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
