@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,11 @@ FIRST_RUN = "observed"
 COMMAND_FILE = "command.sh"
 MODEL_FILE = "model.json"
 """Files of a study of a command of Megatron-LM."""
+
+_GOES_ELSEWHERE = re.compile(
+    r"-[CDw].*|--?(?:chdir|directory|cwd|w(?:ork)?dir|pwd|working-directory)(?:=.*)?|.*\.sh"
+)
+"""Words before a launcher that may start it in another folder, as of env, uv, srun and mpirun."""
 
 
 def _other_folder() -> str:
@@ -220,10 +226,12 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     Raises:
         JobError: It is not there.
     """
-    at, first = parts_of(command).script_at, command[:1]
-    script = "".join(command[at : at + 1])
-    is_here = is_launch(first, parts_of(first)) and script.endswith(".py")  # not behind `env -C`
-    if is_here and not (folder / script).exists():
+    parts = parts_of(command)
+    before, script = command[: parts.script_at], "".join(command[parts.script_at :][:1])
+    is_here = any(is_launch([word], parts) for word in before) and not any(
+        map(_GOES_ELSEWHERE.fullmatch, before)
+    )
+    if is_here and script.endswith(".py") and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, around
+from autotune.trial.guest.hooks import Hook, Wrapper, around
 
 _TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
 VARIABLES: dict[str, str] = _TABLES["variables"]
@@ -32,8 +32,6 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
-        # Before what sets another place is silenced.
-        ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
             (
                 module,
@@ -50,6 +48,16 @@ def hooks() -> list[Hook]:
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
         *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
+        ("mlflow.tracking._tracking_service.utils", "get_tracking_uri", _place_runs),
+        ("mlflow.tracking._tracking_service.utils", "_resolve_tracking_uri", _place_runs),
+        ("mlflow.tracking._model_registry.utils", "_resolve_registry_uri", _place_runs),
+        (
+            "mlflow.tracking._tracking_service.client",
+            "TrackingServiceClient.get_experiment_by_name",
+            _have_named,
+        ),
+        ("mlflow.store.tracking.file_store", "FileStore._get_experiment", _have_experiment),
+        ("mlflow.store.tracking.file_store", "FileStore._find_run_root", _have_run),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
@@ -239,7 +247,43 @@ def remove_traces() -> None:
 
 def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
-    return init(*args, **{**kwargs, "mode": "disabled"})
+    is_tracker = "mode" in inspect.signature(init).parameters  # not a module of the script's own
+    return init(*args, **{**kwargs, "mode": "disabled"} if is_tracker else kwargs)
+
+
+def _place_runs(*_: Any, **__: Any) -> str:
+    """A folder of this process, in the place of any server or folder of mlflow's."""
+    return (scratch() / f"mlflow-{os.getpid()}").as_uri()
+
+
+def _have_named(get: Wrapper, client: Any, name: str) -> Any:
+    """mlflow's experiment of a name, made where only the script's server has it."""
+    return get(client, name) or client.get_experiment(client.create_experiment(name))
+
+
+def _have_experiment(get: Wrapper, store: Any, experiment_id: Any, *args: Any) -> Any:
+    """mlflow's experiment of an id, made where only the script's server has it."""
+    name = str(experiment_id)
+    if name.isalnum() and not store._has_experiment(name):
+        store._create_experiment_with_id(name, name, None, None)
+    return get(store, experiment_id, *args)
+
+
+def _have_run(find: Wrapper, store: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
+    """mlflow's run of an id, or one of the experiment in use, where only the server has it."""
+    found = find(store, run_id, *args, **kwargs)
+    if found[1] is None:
+        from mlflow.tracking import MlflowClient, fluent
+
+        key = (_place_runs(), fluent._get_experiment_id(), run_id)
+        if key not in _runs:
+            _runs[key] = MlflowClient().create_run(key[1]).info.run_id
+        found = find(store, _runs[key], *args, **kwargs)
+    return found
+
+
+_runs: dict[tuple[str, str, str], str] = {}
+"""Runs of mlflow by their place, their experiment and the id that the script knows."""
 
 
 def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
