@@ -39,10 +39,10 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import CommandJob, find_engine
-from autotune.engines.launches.line import in_short, is_launch, parts_of
+from autotune.engines.launches.line import in_short, is_launch, name_of, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import check_command, is_of_this_environment, name_of, sources_of
+from autotune.job.command import check_command, is_of_this_environment, sources_of
 from autotune.job.job import SCRIPT_SPACE, enforced_limit_bytes, keys_of
 from autotune.job.observed import (
     OBSERVED_FILE,

@@ -1,6 +1,5 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
-import itertools
 import os
 import re
 import shutil
@@ -14,13 +13,6 @@ PLACEHOLDER = re.compile(r"\{([a-z][a-z_.]*)(?:=([A-Za-z0-9_.+-]+)(?::(-[^\s{}]+
 """`{micro_batch=4}` in a command: a knob by its name, and its value where nothing was chosen.
 
 `{recompute=none:--gradient_checkpointing}` is a flag that stands there where the knob is on."""
-_LAUNCHER = re.compile(
-    r"(?:.*/)?(?:i?python[\d.]*|torchrun|deepspeed|accelerate|uv)"
-    r"|torch\.distributed\.(?:run|launch)|deepspeed\.launcher\.runner|accelerate\.commands\.launch"
-)
-"""What starts a script, or with `-m` a module."""
-_PROGRAM = re.compile(r"\bcli\b|^(?:axolotl|llamafactory|swift|trl)\b")
-"""A module that says less than the file of settings behind it."""
 _LARGEST_BYTES = 2**20
 """Files above this are data, not code or settings."""
 _LIMIT_FILES = 500
@@ -63,29 +55,3 @@ def files_named(command: Sequence[str], folder: Path) -> Iterator[str]:
 def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> list[str]:
     """Files that make a command what it is: those that it names, and the code that it loaded."""
     return sorted({*files_named(command, folder), *loaded[:_LIMIT_FILES]})
-
-
-def name_of(command: Sequence[str]) -> str:
-    """A word for a command or a shell's text: its script, module, file of settings or program."""
-    words, is_started = [part for word in command for part in _words_in(word)], False
-    for at, (before, word) in enumerate(itertools.pairwise(["", *words])):
-        is_started &= not before.startswith((";", "&", "|"))
-        is_started |= bool(_LAUNCHER.fullmatch(before))
-        if scripts := _stems([word], ".py"):
-            return scripts[0]
-        if is_started and before in ("-m", "--module") and not _LAUNCHER.fullmatch(word):
-            settings = _stems(words[at:], ".yaml", ".yml") if _PROGRAM.search(word) else []
-            return [*settings, *re.sub(r"(\.(cli|__main__))+$", "", word).split(".")[-1:]][0]
-    return next(iter(_stems(words, ".yaml", ".yml")), Path(command[0]).name.lstrip("."))
-
-
-def _words_in(text: str) -> list[str]:
-    """A word, or the value of its flag; of a shell's text its words, and what ends a command."""
-    is_text = re.search(r"\s", text)
-    return re.findall(r"[;&|]+|[^\s;&|()<>'\"`=]+", text) if is_text else text.split("=")[-1:]
-
-
-def _stems(words: Sequence[str], *suffixes: str) -> list[str]:
-    """Names of files with such an end, of which a shell leaves nothing open."""
-    stems = [Path(word).stem for word in words if word.endswith(suffixes)]
-    return [stem for stem in stems if re.fullmatch(r"\w[^$*?{}\[\]]*", stem)]

@@ -39,6 +39,13 @@ _COUNTS_OF_MPI = ("-n", "-np", "--n", "--np")
 _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group", "-n", "--name"))
 """Words before the name of a package or an environment: of pip, conda and uv."""
 
+_NEEDS_SETTINGS = re.compile(r"\bcli\b|(?:^|/)(?:axolotl|llamafactory|swift|trl)\b")
+"""Programs, and modules of theirs, that say less than the file of settings behind them."""
+_RUNS_MODULES = re.compile(r"(?:.*/)?(?:i?python[\d.]*|uv)")
+"""What takes `-m` for a module's, beside launchers: srun, numactl and others have their own."""
+
+_IS_NAME = re.compile(r"[^.$*?{}\[\]][^$*?{}\[\]]*")
+
 _GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
 """Variables that hold the GPUs of a node, where a job asks for some."""
 
@@ -202,6 +209,26 @@ def is_launch(words: Sequence[str], parts: LineParts) -> bool:
     return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
 
 
+def name_of(command: Sequence[str]) -> str:
+    """A word for a command or a shell's text: its script, module, file of settings or program."""
+    words = [part for word in command for part in _words_in(word)]
+    files = words[parts_of(words).script_at :] or ["", *words]
+    script = re.sub(r"(\.(cli|__main__))+$", "", PurePath(files[0]).name)
+    if script.endswith(".py"):
+        return PurePath(script).stem
+    if script and not _NEEDS_SETTINGS.search(files[0]):
+        return script.rpartition(".")[2]
+    settings = (PurePath(word).stem for word in files if word.endswith((".yaml", ".yml")))
+    return next(settings, script.rpartition(".")[2] or PurePath(command[0]).name.lstrip("."))
+
+
+def _words_in(text: str) -> list[str]:
+    """A word, or its flag's value, or a shell's words; a hidden or open file's name is empty."""
+    words = re.split(r"[\s;&|()<>'\"`=]+", text)
+    words = words if re.search(r"\s", text) else text.split("=")[-1:]
+    return [word if _IS_NAME.fullmatch(PurePath(word).name) else "" for word in words]
+
+
 def in_short(words: Sequence[str], folder: Path = Path()) -> str:
     """A line without what may be a secret in it.
 
@@ -354,8 +381,8 @@ def _launcher(word: str) -> str:
 def _is_script(words: Sequence[str], at: int, word: str) -> bool:
     if word.endswith(".py") or word.rpartition("/")[2] in _SCRIPT_COMMANDS:
         return True
-    is_module = at > 0 and words[at - 1] in ("-m", "--module")
-    return is_module and not _launcher(word)
+    is_module = at > 0 and words[at - 1] in ("-m", "--module") and not _launcher(word)
+    return is_module and any(_RUNS_MODULES.fullmatch(one) or _launcher(one) for one in words[:at])
 
 
 def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

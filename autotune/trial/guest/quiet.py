@@ -51,11 +51,7 @@ def hooks() -> list[Hook]:
         ("mlflow.tracking._tracking_service.utils", "get_tracking_uri", _place_runs),
         ("mlflow.tracking._tracking_service.utils", "_resolve_tracking_uri", _place_runs),
         ("mlflow.tracking._model_registry.utils", "_resolve_registry_uri", _place_runs),
-        (
-            "mlflow.tracking._tracking_service.client",
-            "TrackingServiceClient.get_experiment_by_name",
-            _have_named,
-        ),
+        ("mlflow.tracking.client", "MlflowClient.get_experiment_by_name", _have_named),
         ("mlflow.store.tracking.file_store", "FileStore._get_experiment", _have_experiment),
         ("mlflow.store.tracking.file_store", "FileStore._find_run_root", _have_run),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
@@ -257,12 +253,12 @@ def _place_runs(*_: Any, **__: Any) -> str:
 
 
 def _have_named(get: Wrapper, client: Any, name: str) -> Any:
-    """mlflow's experiment of a name, made where only the script's server has it."""
+    """The experiment of a name in mlflow, made where only the script's server has it."""
     return get(client, name) or client.get_experiment(client.create_experiment(name))
 
 
 def _have_experiment(get: Wrapper, store: Any, experiment_id: Any, *args: Any) -> Any:
-    """mlflow's experiment of an id, made where only the script's server has it."""
+    """The experiment of an id in mlflow, made where only the script's server has it."""
     name = str(experiment_id)
     if name.isalnum() and not store._has_experiment(name):
         store._create_experiment_with_id(name, name, None, None)
@@ -270,7 +266,7 @@ def _have_experiment(get: Wrapper, store: Any, experiment_id: Any, *args: Any) -
 
 
 def _have_run(find: Wrapper, store: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
-    """mlflow's run of an id, or one of the experiment in use, where only the server has it."""
+    """The run of an id in mlflow, or one of this trial's where only the server has it."""
     found = find(store, run_id, *args, **kwargs)
     if found[1] is None:
         from mlflow.tracking import MlflowClient, fluent
