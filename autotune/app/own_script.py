@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,13 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import CommandJob, find_engine
-from autotune.engines.launches.line import in_short, is_launch, name_of, parts_of
+from autotune.engines.launches.line import (
+    in_short,
+    is_launch,
+    may_change_folder,
+    name_of,
+    parts_of,
+)
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import check_command, is_of_this_environment, sources_of
@@ -65,11 +70,6 @@ FIRST_RUN = "observed"
 COMMAND_FILE = "command.sh"
 MODEL_FILE = "model.json"
 """Files of a study of a command of Megatron-LM."""
-
-_GOES_ELSEWHERE = re.compile(
-    r"-[CDw].*|--?(?:chdir|directory|cwd|w(?:ork)?dir|pwd|working-directory)(?:=.*)?|.*\.sh"
-)
-"""Words before a launcher that may start it in another folder, as of env, uv, srun and mpirun."""
 
 
 def _other_folder() -> str:
@@ -228,10 +228,9 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     """
     parts = parts_of(command)
     before, script = command[: parts.script_at], "".join(command[parts.script_at :][:1])
-    is_here = any(is_launch([word], parts) for word in before) and not any(
-        map(_GOES_ELSEWHERE.fullmatch, before)
-    )
-    if is_here and script.endswith(".py") and not (folder / script).exists():
+    is_here = not any(may_change_folder(word) for word in before)
+    is_started = any(is_launch([word], parts) for word in before)
+    if is_here and is_started and script.endswith(".py") and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

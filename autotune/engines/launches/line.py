@@ -41,8 +41,6 @@ _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group",
 
 _NEEDS_SETTINGS = re.compile(r"\bcli\b|(?:^|/)(?:axolotl|llamafactory|swift|trl)\b")
 """Programs, and modules of theirs, that say less than the file of settings behind them."""
-_RUNS_MODULES = re.compile(r"(?:.*/)?(?:i?python[\d.]*|uv)")
-"""What takes `-m` for a module's, beside launchers: srun, numactl and others have their own."""
 
 _IS_NAME = re.compile(r"[^.$*?{}\[\]][^$*?{}\[\]]*")
 
@@ -207,6 +205,11 @@ def parts_of(words: Sequence[str]) -> LineParts:
 def is_launch(words: Sequence[str], parts: LineParts) -> bool:
     """Whether a line begins with a launcher or a Python: `-m` before its script names a module."""
     return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
+
+
+def may_change_folder(word: str) -> bool:
+    """Whether a word before a launcher may start it in another folder, as `env -C` does."""
+    return word.partition("=")[0] in PROGRAMS["changes_folder"] or word.endswith(".sh")
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -381,8 +384,9 @@ def _launcher(word: str) -> str:
 def _is_script(words: Sequence[str], at: int, word: str) -> bool:
     if word.endswith(".py") or word.rpartition("/")[2] in _SCRIPT_COMMANDS:
         return True
-    is_module = at > 0 and words[at - 1] in ("-m", "--module") and not _launcher(word)
-    return is_module and any(_RUNS_MODULES.fullmatch(one) or _launcher(one) for one in words[:at])
+    if at == 0 or words[at - 1] not in ("-m", "--module") or _launcher(word):
+        return False  # `-m` of srun or numactl is none of a module's
+    return any(_launcher(one) or re.match(r"(.*/)?(python|uv$)", one) for one in words[:at])
 
 
 def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,7 @@ def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
         *(
-            (
-                module,
-                f"{kind}.{name}".strip("."),
-                _save if name.startswith("save") else _nothing,
-            )
+            (module, f"{kind}.{name}".strip("."), _save if name.startswith("save") else _nothing)
             for module, kinds in _SILENT.items()
             for kind, names in kinds.items()
             for name in names
@@ -64,7 +60,7 @@ def _nothing(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _save(save: Wrapper, *args: Any, **kwargs: Any) -> Any:
     """Save nothing but what a script prepares, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
     kwargs.pop("push_to_hub", None)
@@ -72,7 +68,7 @@ def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _prepare(given[0], save, *args, **kwargs) if is_saved else True
 
 
-def _prepare(path: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _prepare(path: Any, save: Wrapper, *args: Any, **kwargs: Any) -> Any:
     """Save into a file or folder, and note which files the trial has to remove."""
     others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
     try:
@@ -101,9 +97,7 @@ class _NoMonitor:
         """Write none."""
 
 
-def _save_in_memory(
-    save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any
-) -> None:
+def _save_in_memory(save: Wrapper, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
     if not isinstance(f, str | os.PathLike):
         save(obj, f, *args, **kwargs)
@@ -140,7 +134,7 @@ def watch_files(began_s: float) -> None:
     global _began_s, _prepares_since_s
     _began_s = _prepares_since_s = began_s
 
-    def remove_folder(remove: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    def remove_folder(remove: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
             _spared.add(os.path.abspath(os.fspath(path)))
         else:
@@ -182,7 +176,7 @@ def _identity(path: str | os.PathLike[str]) -> _Identity:
     return None
 
 
-def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+def _make_folder(make: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
     is_path = isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None
     name = os.path.abspath(os.fspath(path)) if is_path else ""
     if _is_passed_by(name):
@@ -192,7 +186,7 @@ def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any
         _made.append(name)
 
 
-def _spare(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+def _spare(call: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
     """Leave alone what was not saved, unless the script has written it since.
 
     Nor does it, or what was prepared, come in the place of an earlier run's.
@@ -215,7 +209,7 @@ def _spare(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> N
         _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
 
 
-def _move(move: Callable[..., Any], source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+def _move(move: Wrapper, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     is_path = isinstance(target, str | os.PathLike)
     if is_path and _is_passed_by(os.path.abspath(target)):
         return target
@@ -241,7 +235,7 @@ def remove_traces() -> None:
             os.rmdir(path)
 
 
-def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _track_nothing(init: Wrapper, *args: Any, **kwargs: Any) -> Any:
     """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
     is_tracker = "mode" in inspect.signature(init).parameters  # not a module of the script's own
     return init(*args, **{**kwargs, "mode": "disabled"} if is_tracker else kwargs)
@@ -282,13 +276,13 @@ _runs: dict[tuple[str, str, str], str] = {}
 """Runs of mlflow by their place, their experiment and the id that the script knows."""
 
 
-def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
+def _make_board(make: Wrapper, writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
     others = {name: kwargs[name] for name in kwargs.keys() - {"log_dir", "logdir"}}
     make(writer, str(scratch() / "boards"), *args[1:], **others)
 
 
-def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_hydra(run: Wrapper, *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
     from omegaconf import OmegaConf
 
@@ -306,9 +300,7 @@ def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return run(*args, **kwargs)
 
 
-def _train_anew(
-    train: Callable[..., Any], trainer: Any, _: Any = None, *args: Any, **kwargs: Any
-) -> Any:
+def _train_anew(train: Wrapper, trainer: Any, _: Any = None, *args: Any, **kwargs: Any) -> Any:
     """No checkpoint is loaded: one of another ZeRO stage would be refused."""
     kwargs.pop("resume_from_checkpoint", None)
     return train(trainer, None, *args, **kwargs)
