@@ -38,13 +38,8 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import CommandJob, find_engine
-from autotune.engines.launches.line import (
-    in_short,
-    is_launch,
-    may_change_folder,
-    name_of,
-    parts_of,
-)
+from autotune.engines.launches import PROGRAMS
+from autotune.engines.launches.line import in_short, is_launch, name_of, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.job.command import check_command, is_of_this_environment, sources_of
@@ -228,9 +223,9 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     """
     parts = parts_of(command)
     before, script = command[: parts.script_at], "".join(command[parts.script_at :][:1])
-    is_here = not any(may_change_folder(word) for word in before)
-    is_started = any(is_launch([word], parts) for word in before)
-    if is_here and is_started and script.endswith(".py") and not (folder / script).exists():
+    is_here = {word.partition("=")[0] for word in before}.isdisjoint(PROGRAMS["changes_folder"])
+    is_started = script.endswith(".py") and any(is_launch([word], parts) for word in before)
+    if is_here and is_started and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

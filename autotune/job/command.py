@@ -55,3 +55,11 @@ def files_named(command: Sequence[str], folder: Path) -> Iterator[str]:
 def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> list[str]:
     """Files that make a command what it is: those that it names, and the code that it loaded."""
     return sorted({*files_named(command, folder), *loaded[:_LIMIT_FILES]})
+
+
+def words_in(text: str) -> list[str]:
+    """A word, or its flag's value, or a shell's words; a hidden or open file's name is empty."""
+    words = re.split(r"[\s;&|()<>'\"`=]+", text)
+    words = words if re.search(r"\s", text) else text.split("=")[-1:]
+    is_name = re.compile(r"[^.$*?{}\[\]][^$*?{}\[\]]*").fullmatch
+    return [word if is_name(Path(word).name) else "" for word in words]

@@ -14,7 +14,7 @@ from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.files import text_near
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.job.command import PLACEHOLDER
+from autotune.job.command import PLACEHOLDER, words_in
 
 GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
 """A variable of ours, which a job in YAML gives to the commands of a container."""
@@ -41,8 +41,6 @@ _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group",
 
 _NEEDS_SETTINGS = re.compile(r"\bcli\b|(?:^|/)(?:axolotl|llamafactory|swift|trl)\b")
 """Programs, and modules of theirs, that say less than the file of settings behind them."""
-
-_IS_NAME = re.compile(r"[^.$*?{}\[\]][^$*?{}\[\]]*")
 
 _GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
 """Variables that hold the GPUs of a node, where a job asks for some."""
@@ -207,14 +205,9 @@ def is_launch(words: Sequence[str], parts: LineParts) -> bool:
     return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
 
 
-def may_change_folder(word: str) -> bool:
-    """Whether a word before a launcher may start it in another folder, as `env -C` does."""
-    return word.partition("=")[0] in PROGRAMS["changes_folder"] or word.endswith(".sh")
-
-
 def name_of(command: Sequence[str]) -> str:
     """A word for a command or a shell's text: its script, module, file of settings or program."""
-    words = [part for word in command for part in _words_in(word)]
+    words = [part for word in command for part in words_in(word)]
     files = words[parts_of(words).script_at :] or ["", *words]
     script = re.sub(r"(\.(cli|__main__))+$", "", PurePath(files[0]).name)
     if script.endswith(".py"):
@@ -223,13 +216,6 @@ def name_of(command: Sequence[str]) -> str:
         return script.rpartition(".")[2]
     settings = (PurePath(word).stem for word in files if word.endswith((".yaml", ".yml")))
     return next(settings, script.rpartition(".")[2] or PurePath(command[0]).name.lstrip("."))
-
-
-def _words_in(text: str) -> list[str]:
-    """A word, or its flag's value, or a shell's words; a hidden or open file's name is empty."""
-    words = re.split(r"[\s;&|()<>'\"`=]+", text)
-    words = words if re.search(r"\s", text) else text.split("=")[-1:]
-    return [word if _IS_NAME.fullmatch(PurePath(word).name) else "" for word in words]
 
 
 def in_short(words: Sequence[str], folder: Path = Path()) -> str:

@@ -45,8 +45,7 @@ def begin() -> None:
         watch_reading(Edits.of_trial(folder).files, str(folder))
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
-        if take_rank(folder, int(number)):
-            _be_rank(folder, int(number))
+        _be_rank(folder, int(number))
         return
     waiting = _Waiting(folder)
     calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
@@ -94,9 +93,11 @@ def owner_of(path: Path) -> int | None:
 
 
 def _be_rank(folder: Path, rank: int) -> None:
-    from autotune.trial.guest.rank import Guest
+    """Become the rank of that number, unless another process is it."""
+    if take_rank(folder, rank):
+        from autotune.trial.guest.rank import Guest
 
-    Guest.begin(folder, rank)
+        Guest.begin(folder, rank)
 
 
 class _Waiting:
@@ -131,9 +132,7 @@ class _Waiting:
         if self._is_over:
             return
         self._is_over = True
-        number = _number()
-        if take_rank(self._folder, number):
-            _be_rank(self._folder, number)
+        _be_rank(self._folder, _number())
 
 
 def _number() -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+Function = Callable[..., Any]
+"""One of somebody else's, whatever it takes."""
 Wrapper = Callable[..., Any]
 """Called in the place of a function, with that function before its arguments."""
 Hook = tuple[str, str, Wrapper]

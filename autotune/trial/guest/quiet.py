@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, Wrapper, around
+from autotune.trial.guest.hooks import Function, Hook, around
 
 _TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
 VARIABLES: dict[str, str] = _TABLES["variables"]
@@ -60,7 +60,7 @@ def _nothing(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _save(save: Wrapper, *args: Any, **kwargs: Any) -> Any:
+def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
     """Save nothing but what a script prepares, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
     kwargs.pop("push_to_hub", None)
@@ -68,7 +68,7 @@ def _save(save: Wrapper, *args: Any, **kwargs: Any) -> Any:
     return _prepare(given[0], save, *args, **kwargs) if is_saved else True
 
 
-def _prepare(path: Any, save: Wrapper, *args: Any, **kwargs: Any) -> Any:
+def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
     """Save into a file or folder, and note which files the trial has to remove."""
     others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
     try:
@@ -97,7 +97,7 @@ class _NoMonitor:
         """Write none."""
 
 
-def _save_in_memory(save: Wrapper, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+def _save_in_memory(save: Function, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
     if not isinstance(f, str | os.PathLike):
         save(obj, f, *args, **kwargs)
@@ -134,7 +134,7 @@ def watch_files(began_s: float) -> None:
     global _began_s, _prepares_since_s
     _began_s = _prepares_since_s = began_s
 
-    def remove_folder(remove: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
+    def remove_folder(remove: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
             _spared.add(os.path.abspath(os.fspath(path)))
         else:
@@ -176,7 +176,7 @@ def _identity(path: str | os.PathLike[str]) -> _Identity:
     return None
 
 
-def _make_folder(make: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
+def _make_folder(make: Function, path: Any, *args: Any, **kwargs: Any) -> None:
     is_path = isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None
     name = os.path.abspath(os.fspath(path)) if is_path else ""
     if _is_passed_by(name):
@@ -186,7 +186,7 @@ def _make_folder(make: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
         _made.append(name)
 
 
-def _spare(call: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
+def _spare(call: Function, path: Any, *args: Any, **kwargs: Any) -> None:
     """Leave alone what was not saved, unless the script has written it since.
 
     Nor does it, or what was prepared, come in the place of an earlier run's.
@@ -209,7 +209,7 @@ def _spare(call: Wrapper, path: Any, *args: Any, **kwargs: Any) -> None:
         _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
 
 
-def _move(move: Wrapper, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+def _move(move: Function, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     is_path = isinstance(target, str | os.PathLike)
     if is_path and _is_passed_by(os.path.abspath(target)):
         return target
@@ -235,7 +235,7 @@ def remove_traces() -> None:
             os.rmdir(path)
 
 
-def _track_nothing(init: Wrapper, *args: Any, **kwargs: Any) -> Any:
+def _track_nothing(init: Function, *args: Any, **kwargs: Any) -> Any:
     """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
     is_tracker = "mode" in inspect.signature(init).parameters  # not a module of the script's own
     return init(*args, **{**kwargs, "mode": "disabled"} if is_tracker else kwargs)
@@ -246,12 +246,12 @@ def _place_runs(*_: Any, **__: Any) -> str:
     return (scratch() / f"mlflow-{os.getpid()}").as_uri()
 
 
-def _have_named(get: Wrapper, client: Any, name: str) -> Any:
+def _have_named(get: Function, client: Any, name: str) -> Any:
     """The experiment of a name in mlflow, made where only the script's server has it."""
     return get(client, name) or client.get_experiment(client.create_experiment(name))
 
 
-def _have_experiment(get: Wrapper, store: Any, experiment_id: Any, *args: Any) -> Any:
+def _have_experiment(get: Function, store: Any, experiment_id: Any, *args: Any) -> Any:
     """The experiment of an id in mlflow, made where only the script's server has it."""
     name = str(experiment_id)
     if name.isalnum() and not store._has_experiment(name):
@@ -259,7 +259,7 @@ def _have_experiment(get: Wrapper, store: Any, experiment_id: Any, *args: Any) -
     return get(store, experiment_id, *args)
 
 
-def _have_run(find: Wrapper, store: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
+def _have_run(find: Function, store: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
     """The run of an id in mlflow, or one of this trial's where only the server has it."""
     found = find(store, run_id, *args, **kwargs)
     if found[1] is None:
@@ -276,13 +276,13 @@ _runs: dict[tuple[str, str, str], str] = {}
 """Runs of mlflow by their place, their experiment and the id that the script knows."""
 
 
-def _make_board(make: Wrapper, writer: Any, *args: Any, **kwargs: Any) -> None:
+def _make_board(make: Function, writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
     others = {name: kwargs[name] for name in kwargs.keys() - {"log_dir", "logdir"}}
     make(writer, str(scratch() / "boards"), *args[1:], **others)
 
 
-def _run_hydra(run: Wrapper, *args: Any, **kwargs: Any) -> Any:
+def _run_hydra(run: Function, *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
     from omegaconf import OmegaConf
 
@@ -300,7 +300,7 @@ def _run_hydra(run: Wrapper, *args: Any, **kwargs: Any) -> Any:
     return run(*args, **kwargs)
 
 
-def _train_anew(train: Wrapper, trainer: Any, _: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _train_anew(train: Function, trainer: Any, _: Any = None, *args: Any, **kwargs: Any) -> Any:
     """No checkpoint is loaded: one of another ZeRO stage would be refused."""
     kwargs.pop("resume_from_checkpoint", None)
     return train(trainer, None, *args, **kwargs)
