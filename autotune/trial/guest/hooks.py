@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-Function = Callable[..., Any]
-"""One of somebody else's, whatever it takes."""
+Function = Callable[..., Any]  # of somebody else's
 Wrapper = Callable[..., Any]
 """Called in the place of a function, with that function before its arguments."""
 Hook = tuple[str, str, Wrapper]
