@@ -45,7 +45,8 @@ def begin() -> None:
         watch_reading(Edits.of_trial(folder).files, str(folder))
     number = os.environ.get("RANK", "")
     if number.isdecimal() and "LOCAL_RANK" in os.environ:
-        _be_rank(folder, int(number))
+        if take_rank(folder, int(number)):
+            _be_rank(folder, int(number))
         return
     waiting = _Waiting(folder)
     calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
@@ -93,11 +94,9 @@ def owner_of(path: Path) -> int | None:
 
 
 def _be_rank(folder: Path, rank: int) -> None:
-    """Become the rank of that number, unless another process is it."""
-    if take_rank(folder, rank):
-        from autotune.trial.guest.rank import Guest
+    from autotune.trial.guest.rank import Guest
 
-        Guest.begin(folder, rank)
+    Guest.begin(folder, rank)
 
 
 class _Waiting:
@@ -132,7 +131,9 @@ class _Waiting:
         if self._is_over:
             return
         self._is_over = True
-        _be_rank(self._folder, _number())
+        number = _number()
+        if take_rank(self._folder, number):
+            _be_rank(self._folder, number)
 
 
 def _number() -> int:

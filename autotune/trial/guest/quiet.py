@@ -44,7 +44,6 @@ def hooks() -> list[Hook]:
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
         *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
-        ("mlflow.tracking._tracking_service.utils", "get_tracking_uri", _place_runs),
         ("mlflow.tracking._tracking_service.utils", "_resolve_tracking_uri", _place_runs),
         ("mlflow.tracking._model_registry.utils", "_resolve_registry_uri", _place_runs),
         ("mlflow.tracking.client", "MlflowClient.get_experiment_by_name", _have_named),
