@@ -38,10 +38,11 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import VERSIONED, Environment
 from autotune.engines.base import CommandJob, find_engine
-from autotune.engines.launches.line import in_short, is_launch, parts_of
+from autotune.engines.launches import PROGRAMS
+from autotune.engines.launches.line import in_short, is_launch, name_of, parts_of
 from autotune.fleet.base import Place
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
-from autotune.job.command import check_command, is_of_this_environment, name_of, sources_of
+from autotune.job.command import check_command, is_of_this_environment, sources_of
 from autotune.job.job import SCRIPT_SPACE, enforced_limit_bytes, keys_of
 from autotune.job.observed import (
     OBSERVED_FILE,
@@ -220,10 +221,11 @@ def refuse_missing_script(command: Sequence[str], folder: Path) -> None:
     Raises:
         JobError: It is not there.
     """
-    at, first = parts_of(command).script_at, command[:1]
-    script = "".join(command[at : at + 1])
-    is_here = is_launch(first, parts_of(first)) and script.endswith(".py")  # not behind `env -C`
-    if is_here and not (folder / script).exists():
+    parts = parts_of(command)
+    before, script = command[: parts.script_at], "".join(command[parts.script_at :][:1])
+    is_here = {word.partition("=")[0] for word in before}.isdisjoint(PROGRAMS["changes_folder"])
+    is_started = script.endswith(".py") and any(is_launch([word], parts) for word in before)
+    if is_here and is_started and not (folder / script).exists():
         raise JobError(
             f"{script}: there is no such script in {folder}",
             "start in the folder where you start your training, or give the script's path",

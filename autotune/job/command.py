@@ -1,6 +1,5 @@
 """A user's own command line: whose Python it runs in, and which files it names."""
 
-import itertools
 import os
 import re
 import shutil
@@ -58,11 +57,9 @@ def sources_of(command: Sequence[str], folder: Path, loaded: Sequence[str]) -> l
     return sorted({*files_named(command, folder), *loaded[:_LIMIT_FILES]})
 
 
-def name_of(command: Sequence[str]) -> str:
-    """A word for a command or a shell's text: its script, module, file of settings or program."""
-    words = [part for word in command for part in re.findall(r"[\w./~-]+", word)]
-    scripts = [Path(word).stem for word in words if word.endswith(".py")]
-    modules = [name for flag, name in itertools.pairwise(words) if flag in ("-m", "--module")]
-    scripts += [name.rpartition(".")[2] for name in modules[-1:]]  # the first may be a launcher
-    scripts += [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
-    return next(iter(scripts), Path(command[0]).name)
+def words_in(text: str) -> list[str]:
+    """A word, or its flag's value, or a shell's words; a hidden or open file's name is empty."""
+    words = re.split(r"[\s;&|()<>'\"`=]+", text)
+    words = words if re.search(r"\s", text) else text.split("=")[-1:]
+    is_name = re.compile(r"[^.$*?{}\[\]][^$*?{}\[\]]*").fullmatch
+    return [word if is_name(Path(word).name) else "" for word in words]

@@ -47,12 +47,13 @@ def _read(cores: set[int]) -> dict[str, float] | None:
         busy, stolen = _ticks(_STAT.read_text(encoding="utf-8"), cores)
     except (OSError, ValueError):
         return None
+    ended = _times(os.getpid())[1]  # by their parent, which has waited for them
     return {
         "elapsed_s": time.perf_counter(),
         "busy_s": busy / _TICKS_PER_S,
         "stolen_s": stolen / _TICKS_PER_S,
         "throttled_s": _throttled_s(),
-        "children_s": _children_ticks() / _TICKS_PER_S,
+        "children_s": (ended + sum(sum(_times(pid)) for pid in below(os.getpid()))) / _TICKS_PER_S,
     }
 
 
@@ -65,15 +66,6 @@ def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
             busy += sum(int(ticks) for ticks in columns[:3])
             stolen += int(columns[7]) if len(columns) > 7 else 0
     return busy, stolen
-
-
-def _children_ticks() -> int:
-    """Ticks of all processes below this one, such as those that load data.
-
-    Those that have ended count by their parent, which has waited for them. Source of the
-    columns: proc(5).
-    """
-    return _times(os.getpid())[1] + sum(sum(_times(pid)) for pid in below(os.getpid()))
 
 
 def _times(pid: int) -> tuple[int, int]:

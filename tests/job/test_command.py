@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.job.command import check_command, is_of_this_environment, name_of
+from autotune.job.command import check_command, is_of_this_environment
 
 OURS = os.path.join(sys.prefix, "bin")
 
@@ -32,8 +32,3 @@ def test_a_shell_runs_the_python_that_it_finds(
     path = os.pathsep.join([*([OURS] if leads else []), str(tmp_path), "/usr/bin", "/bin"])
     typed = [word.replace("OURS", OURS) for word in command]
     assert is_of_this_environment(typed, {"PATH": path}) is is_ours
-
-
-@pytest.mark.cases("command", "name")
-def test_a_command_is_named_by_its_script(command: list[str], name: str) -> None:
-    assert name_of(command) == name

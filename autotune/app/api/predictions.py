@@ -211,9 +211,7 @@ def plan(
 
 
 def explain(
-    *settings: Settings,
-    min_fit: float | None = None,
-    **flags: Unpack[ExplainFlags],
+    *settings: Settings, min_fit: float | None = None, **flags: Unpack[ExplainFlags]
 ) -> PredictedCandidate[Explained]:
     """Explain why a candidate is refused, or ranked where it is, as `autotune explain` does.
 
@@ -233,24 +231,18 @@ def explain(
 
 @overload
 def estimate(
-    *settings: Settings,
-    trace: Literal[False] = False,
-    **flags: Unpack[ExplainFlags],
+    *settings: Settings, trace: Literal[False] = False, **flags: Unpack[ExplainFlags]
 ) -> PredictedCandidate[Estimated]: ...
 
 
 @overload
 def estimate(
-    *settings: Settings,
-    trace: bool = False,
-    **flags: Unpack[ExplainFlags],
+    *settings: Settings, trace: bool = False, **flags: Unpack[ExplainFlags]
 ) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]": ...
 
 
 def estimate(
-    *settings: Settings,
-    trace: bool = False,
-    **flags: Unpack[ExplainFlags],
+    *settings: Settings, trace: bool = False, **flags: Unpack[ExplainFlags]
 ) -> "PredictedCandidate[Estimated] | Shown[TracedEstimate]":
     """Predict step time and memory of a candidate, as `autotune estimate` does.
 

@@ -14,7 +14,7 @@ from autotune.base.secrecy import is_secret
 from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.files import text_near
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.job.command import PLACEHOLDER
+from autotune.job.command import PLACEHOLDER, words_in
 
 GPUS_OF_CONTAINER = "GPUS_OF_CONTAINER"
 """A variable of ours, which a job in YAML gives to the commands of a container."""
@@ -38,6 +38,9 @@ _COUNTS_OF_MPI = ("-n", "-np", "--n", "--np")
 
 _OF_PACKAGES = frozenset(("install", "activate", "--with", "--extra", "--group", "-n", "--name"))
 """Words before the name of a package or an environment: of pip, conda and uv."""
+
+_NEEDS_SETTINGS = re.compile(r"\bcli\b|(?:^|/)(?:axolotl|llamafactory|swift|trl)\b")
+"""Programs, and modules of theirs, that say less than the file of settings behind them."""
 
 _GPUS_OF_NODE = ("SKYPILOT_NUM_GPUS_PER_NODE", GPUS_OF_CONTAINER)
 """Variables that hold the GPUs of a node, where a job asks for some."""
@@ -206,6 +209,19 @@ def parts_of(words: Sequence[str]) -> LineParts:
 def is_launch(words: Sequence[str], parts: LineParts) -> bool:
     """Whether a line begins with a launcher or a Python: `-m` before its script names a module."""
     return bool(parts.kind) or PurePath(words[0]).name.startswith("python")
+
+
+def name_of(command: Sequence[str]) -> str:
+    """A word for a command or a shell's text: its script, module, file of settings or program."""
+    words = [part for word in command for part in words_in(word)]
+    files = words[parts_of(words).script_at :] or ["", *words]
+    script = re.sub(r"(\.(cli|__main__))+$", "", PurePath(files[0]).name)
+    if script.endswith(".py"):
+        return PurePath(script).stem
+    if script and not _NEEDS_SETTINGS.search(files[0]):
+        return script.rpartition(".")[2]
+    settings = (PurePath(word).stem for word in files if word.endswith((".yaml", ".yml")))
+    return next(settings, script.rpartition(".")[2] or PurePath(command[0]).name.lstrip("."))
 
 
 def in_short(words: Sequence[str], folder: Path = Path()) -> str:
@@ -409,8 +425,9 @@ def _launcher(word: str) -> str:
 def _is_script(words: Sequence[str], at: int, word: str) -> bool:
     if word.endswith(".py") or word.rpartition("/")[2] in _SCRIPT_COMMANDS:
         return True
-    is_module = at > 0 and words[at - 1] in ("-m", "--module")
-    return is_module and not _launcher(word)
+    if at == 0 or words[at - 1] not in ("-m", "--module") or _launcher(word):
+        return False  # `-m` of srun or numactl is none of a module's
+    return any(_launcher(one) or re.match(r"(.*/)?(python|uv$)", one) for one in words[:at])
 
 
 def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -223,10 +223,7 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "ffn_hidden", lambda: _expert_width(launch)
     yield "dense_ffn_hidden", lambda: get("ffn_hidden_size") if _dense_layers(launch) else 0
     yield "n_dense_layers", lambda: _dense_layers(launch)
-    yield (
-        "shared_expert_hidden",
-        lambda: int(bool(get("num_experts")) and (get(_SHARED) or 0)),
-    )
+    yield ("shared_expert_hidden", lambda: int(bool(get("num_experts")) and (get(_SHARED) or 0)))
     yield (
         "latent_kv_rank",
         lambda: int((get("multi_latent_attention") and (get("kv_lora_rank") or 1)) or 0),

@@ -44,11 +44,7 @@ _BALANCE_OF_BIASED = 1e-4
 balances experts within a sequence."""
 _SWIGLU_LIMIT = 7.0
 """GPT-OSS: what the inputs of its activation are held to where the config does not say."""
-_YARN_OF_LATENT = {
-    "original_max_position_embeddings": 4096,
-    "beta_fast": 32,
-    "beta_slow": 1,
-}
+_YARN_OF_LATENT = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
 """What YaRN of latent attention is where nothing is said: fields of `MLATransformerConfig`
 (megatron/core/transformer/transformer_config.py) that no flag of Megatron-LM's scripts sets."""
 

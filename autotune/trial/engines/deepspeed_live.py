@@ -10,6 +10,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from autotune.trial.engines.base import LiveEngine
 from autotune.trial.engines.torch_collectives import Collectives
+from autotune.trial.guest.hooks import Function
 from autotune.trial.timeline import BACKWARD, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
@@ -49,15 +50,13 @@ class LiveDeepSpeed(LiveEngine):
     def on_losses(self, note: Callable[[Any, bool], None]) -> None:
         """Trainer and accelerate hand over shares."""
 
-        def noted_train_batch(train_batch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def noted_train_batch(train_batch: Function, *args: Any, **kwargs: Any) -> Any:
             outcome = train_batch(*args, **kwargs)
             # Only the last stage computes it; the engine has sent it to the others.
             note(self.engine.dp_group_loss, False)
             return outcome
 
-        def noted_backward(
-            backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any
-        ) -> Any:
+        def noted_backward(backward: Function, loss: Any, *args: Any, **kwargs: Any) -> Any:
             note(loss.detach(), not kwargs.get("scale_wrt_gas", True))
             return backward(loss, *args, **kwargs)
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+Function = Callable[..., Any]  # of somebody else's
 Wrapper = Callable[..., Any]
 """Called in the place of a function, with that function before its arguments."""
 Hook = tuple[str, str, Wrapper]
 """A module, a place in it (`function` or `Class.method`) and the wrapper of what is there; where
-the place is empty the wrapper is called with the module."""
+the place is empty the wrapper is called with the module, whatever that holds."""
 
 
 def call_after_imports(hooks: Iterable[Hook]) -> None:

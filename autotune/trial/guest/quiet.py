@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.trial.guest.hooks import Hook, Wrapper, around
+from autotune.trial.guest.hooks import Function, Hook, Wrapper, around
 
 _TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
 VARIABLES: dict[str, str] = _TABLES["variables"]
@@ -33,8 +33,6 @@ _MONITORS = ("TensorBoardMonitor", "WandbMonitor", "csvMonitor", "CometMonitor")
 def hooks() -> list[Hook]:
     """What is switched off once each module is there."""
     return [
-        # Before what sets another place is silenced.
-        ("mlflow", "", lambda mlflow: mlflow.set_tracking_uri((scratch() / "mlflow").as_uri())),
         *(
             (module, f"{kind}.{name}".strip("."), _save if name.startswith("save") else _nothing)
             for module, kinds in _SILENT.items()
@@ -48,6 +46,11 @@ def hooks() -> list[Hook]:
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
         *((name, "init", _track_nothing) for name in ("wandb", "swanlab")),
+        ("mlflow.tracking._tracking_service.utils", "_resolve_tracking_uri", _place_runs),
+        ("mlflow.tracking._model_registry.utils", "_resolve_registry_uri", _place_runs),
+        ("mlflow.tracking.client", "MlflowClient.get_experiment_by_name", _have_named),
+        ("mlflow.store.tracking.file_store", "FileStore._get_experiment", _have_experiment),
+        ("mlflow.store.tracking.file_store", "FileStore._find_run_root", _have_run),
         ("torch.utils.tensorboard.writer", "SummaryWriter.__init__", _make_board),
         ("tensorboardX.writer", "SummaryWriter.__init__", _make_board),
     ]
@@ -58,7 +61,7 @@ def _nothing(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
     """Save nothing but what a script prepares, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
     kwargs.pop("push_to_hub", None)
@@ -66,7 +69,7 @@ def _save(save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _prepare(given[0], save, *args, **kwargs) if is_saved else True
 
 
-def _prepare(path: Any, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
     """Save into a file or folder, and note which files the trial has to remove."""
     others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
     try:
@@ -102,9 +105,7 @@ def _pass_by(*_: Any, **__: Any) -> None:
     """Do and make nothing: early stopping insists on evaluations, monitors on packages."""
 
 
-def _save_in_memory(
-    save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any
-) -> None:
+def _save_in_memory(save: Function, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
     if not isinstance(f, str | os.PathLike):
         save(obj, f, *args, **kwargs)
@@ -140,7 +141,7 @@ def watch_files(began_s: float) -> None:
     global _began_s, _prepares_since_s
     _began_s = _prepares_since_s = began_s
 
-    def remove_folder(remove: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    def remove_folder(remove: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
             _spared.add(os.path.abspath(os.fspath(path)))
         else:
@@ -182,7 +183,7 @@ def _identity(path: str | os.PathLike[str]) -> _Identity:
     return None
 
 
-def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+def _make_folder(make: Function, path: Any, *args: Any, **kwargs: Any) -> None:
     is_path = isinstance(path, str | os.PathLike) and kwargs.get("dir_fd") is None
     name = os.path.abspath(os.fspath(path)) if is_path else ""
     if _is_passed_by(name):
@@ -192,7 +193,7 @@ def _make_folder(make: Callable[..., None], path: Any, *args: Any, **kwargs: Any
         _made.append(name)
 
 
-def _spare(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+def _spare(call: Function, path: Any, *args: Any, **kwargs: Any) -> None:
     """Leave alone what was not saved, unless the script has written it since.
 
     Nor does it, or what was prepared, come in the place of an earlier run's.
@@ -215,7 +216,7 @@ def _spare(call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> N
         _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
 
 
-def _move(move: Callable[..., Any], source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+def _move(move: Function, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     is_path = isinstance(target, str | os.PathLike)
     if is_path and _is_passed_by(os.path.abspath(target)):
         return target
@@ -241,18 +242,54 @@ def remove_traces() -> None:
             os.rmdir(path)
 
 
-def _track_nothing(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _track_nothing(init: Function, *args: Any, **kwargs: Any) -> Any:
     """Start a run that neither sends nor writes: a script's own mode stands above `VARIABLES`."""
-    return init(*args, **{**kwargs, "mode": "disabled"})
+    is_tracker = "mode" in inspect.signature(init).parameters  # not a module of the script's own
+    return init(*args, **{**kwargs, "mode": "disabled"} if is_tracker else kwargs)
 
 
-def _make_board(make: Callable[..., None], writer: Any, *args: Any, **kwargs: Any) -> None:
+def _place_runs(*_: Any, **__: Any) -> str:
+    """A folder of this process, in the place of any server or folder of mlflow's."""
+    return (scratch() / f"mlflow-{os.getpid()}").as_uri()
+
+
+def _have_named(get: Function, client: Any, name: str) -> Any:
+    """The experiment of a name in mlflow, made where only the script's server has it."""
+    return get(client, name) or client.get_experiment(client.create_experiment(name))
+
+
+def _have_experiment(get: Function, store: Any, experiment_id: Any, *args: Any) -> Any:
+    """The experiment of an id in mlflow, made where only the script's server has it."""
+    name = str(experiment_id)
+    if name.isalnum() and not store._has_experiment(name):
+        store._create_experiment_with_id(name, name, None, None)
+    return get(store, experiment_id, *args)
+
+
+def _have_run(find: Function, store: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
+    """The run of an id in mlflow, or one of this trial's where only the server has it."""
+    found = find(store, run_id, *args, **kwargs)
+    if found[1] is None:
+        from mlflow.tracking import MlflowClient, fluent
+
+        key = (_place_runs(), fluent._get_experiment_id(), run_id)
+        if key not in _runs:
+            _runs[key] = MlflowClient().create_run(key[1]).info.run_id
+        found = find(store, _runs[key], *args, **kwargs)
+    return found
+
+
+_runs: dict[tuple[str, str, str], str] = {}
+"""Runs of mlflow by their place, their experiment and the id that the script knows."""
+
+
+def _make_board(make: Function, writer: Any, *args: Any, **kwargs: Any) -> None:
     """Event files go where the trial's temporary files are."""
     others = {name: kwargs[name] for name in kwargs.keys() - {"log_dir", "logdir"}}
     make(writer, str(scratch() / "boards"), *args[1:], **others)
 
 
-def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_hydra(run: Function, *args: Any, **kwargs: Any) -> Any:
     """Hydra's folder of a run is the trial's, unless the script works in that folder."""
     from omegaconf import OmegaConf
 
@@ -267,9 +304,7 @@ def _run_hydra(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return run(*args, **kwargs)
 
 
-def _train_anew(
-    train: Callable[..., Any], trainer: Any, _: Any = None, *args: Any, **kwargs: Any
-) -> Any:
+def _train_anew(train: Function, trainer: Any, _: Any = None, *args: Any, **kwargs: Any) -> Any:
     """No checkpoint is loaded: one of another ZeRO stage would be refused."""
     kwargs.pop("resume_from_checkpoint", None)
     return train(trainer, None, *args, **kwargs)

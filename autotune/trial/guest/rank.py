@@ -22,7 +22,7 @@ from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
-from autotune.trial.guest.hooks import Hook, around, call_after_imports
+from autotune.trial.guest.hooks import Function, Hook, around, call_after_imports
 from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
 from autotune.trial.prebuilt import built_variables, use_built
 from autotune.trial.rank import Rank, versions
@@ -153,9 +153,7 @@ class Guest(Rank):
 
         module.register_optimizer_step_post_hook(on_step)
 
-    def _finish(
-        self, finish: Callable[..., Any], arguments: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _finish(self, finish: Function, arguments: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Trainer's arguments: a candidate's values, and nothing that leaves traces."""
         self.seen |= {
             "framework": "trainer",
@@ -173,19 +171,13 @@ class Guest(Rank):
         quiet.quiet_arguments(arguments)
         return finish(arguments, *args, **kwargs)
 
-    def _choose(self, choose: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _choose(self, choose: Function, /, *args: Any, **kwargs: Any) -> Any:
         """Note whether Trainer makes the optimizer by its arguments: a script may bring one."""
         self.seen["optimizer_by_arguments"] = True
         return choose(*args, **kwargs)
 
     def _parse(
-        self,
-        parse: Callable[..., Any],
-        parser: Any,
-        /,
-        args: Any = None,
-        *more: Any,
-        **kwargs: Any,
+        self, parse: Function, parser: Any, /, args: Any = None, *more: Any, **kwargs: Any
     ) -> Any:
         """Note whether the command line is what the arguments are read from, and no list."""
         is_of_line = args is None or args == sys.argv[1:]
@@ -194,13 +186,7 @@ class Guest(Rank):
         return parse(parser, args, *more, **kwargs)
 
     def _read_config(
-        self,
-        read: Callable[..., None],
-        config: Any,
-        /,
-        config_file_or_dict: Any,
-        *args: Any,
-        **kwargs: Any,
+        self, read: Function, config: Any, /, config_file_or_dict: Any, *args: Any, **kwargs: Any
     ) -> None:
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
@@ -213,7 +199,7 @@ class Guest(Rank):
         config.set_stage_and_offload()
 
     def _make_accelerator(
-        self, make: Callable[..., None], accelerator: Any, /, *args: Any, **kwargs: Any
+        self, make: Function, accelerator: Any, /, *args: Any, **kwargs: Any
     ) -> None:
         """No trackers, and no folder of theirs for a project."""
         if self.seen["framework"] != "trainer":
@@ -226,7 +212,7 @@ class Guest(Rank):
 
     # ------------------------------------------------ the engine
 
-    def _initialize(self, initialize: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _initialize(self, initialize: Function, /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(initialize).bind_partial(*args, **kwargs)
         quiet.end_preparing()
         if self._watched is None:
@@ -318,7 +304,7 @@ class Guest(Rank):
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
 
-    def _failing_fast(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _failing_fast(self, method: Function, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method after whose out-of-memory error nothing goes on, whoever catches it."""
         try:
             return method(*args, **kwargs)
@@ -342,7 +328,7 @@ class Guest(Rank):
             self.seen["asks_micro_batch"] = True
         return answer()
 
-    def _note_init(self, make: Callable[..., None], /, *args: Any, **kwargs: Any) -> None:
+    def _note_init(self, make: Function, /, *args: Any, **kwargs: Any) -> None:
         """`zero.Init`, which splits a model for stage 3 whatever the configuration says.
 
         Hugging Face's loaders make one by the configuration: with another stage they make none.
@@ -350,17 +336,13 @@ class Guest(Rank):
         self._splits_models |= _is_called_by_script()
         make(*args, **kwargs)
 
-    def _note_loader(
-        self, make: Callable[..., None], loader: Any, /, *args: Any, **kwargs: Any
-    ) -> None:
+    def _note_loader(self, make: Function, loader: Any, /, *args: Any, **kwargs: Any) -> None:
         """A data loader: samples of its batches, which may be what a file says."""
         make(loader, *args, **kwargs)
         if isinstance(size := getattr(loader, "batch_size", None), int):
             self.seen["loader_batches"] = [*self.seen["loader_batches"], size][-_MOST:]
 
-    def _note_recomputation(
-        self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _note_recomputation(self, compute: Function, /, *args: Any, **kwargs: Any) -> Any:
         """A part of the model of which the activations are recomputed."""
         self.seen["recomputes"] = True
         return compute(*args, **kwargs)
@@ -368,11 +350,7 @@ class Guest(Rank):
     # ------------------------------------------------ the end
 
     def on_error(
-        self,
-        show: Callable[..., None],
-        kind: type[BaseException],
-        error: BaseException,
-        trace: Any,
+        self, show: Function, kind: type[BaseException], error: BaseException, trace: Any
     ) -> None:
         """An error that nobody caught."""
         show(kind, error, trace)

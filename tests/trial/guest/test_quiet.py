@@ -2,6 +2,7 @@ import io
 import math
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -314,15 +315,44 @@ def test_deepspeed_s_own_monitors_write_nothing(
 
 
 def test_a_script_cannot_switch_its_trackers_on() -> None:
-    places: list[str] = []
-    mlflow: Any = ModuleType("mlflow")
-    mlflow.set_tracking_uri = places.append
-    apply(mlflow, quiet.hooks())
     for name in ("wandb", "swanlab"):
         tracker: Any = ModuleType(name)
-        tracker.init = lambda **given: given["mode"]
+        tracker.init = lambda mode: mode
+        tracker.login = pytest.fail
         apply(tracker, quiet.hooks())
         assert tracker.init(mode="online") == "disabled"
-    mlflow.set_tracking_uri("https://tracking.example")
-    (place,) = places
-    assert place == (quiet.scratch() / "mlflow").as_uri()
+        assert tracker.login("key")
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb", "swanlab"])
+def test_a_module_of_the_script_s_own_may_have_a_tracker_s_name(name: str) -> None:
+    module: Any = ModuleType(name)
+    module.init = lambda project: project
+    apply(module, quiet.hooks())
+    assert module.init("mine") == "mine"
+
+
+_LOGS_TO_MLFLOW = """
+import socket
+from autotune.trial.guest import hooks, quiet
+hooks.call_after_imports(quiet.hooks())
+socket.getaddrinfo = None  # what connects, fails
+import mlflow
+mlflow.tracking.set_tracking_uri("https://tracking.example")
+mlflow.set_experiment(experiment_id="42")
+with mlflow.start_run(run_id="a" * 32) as run:
+    mlflow.log_metric("loss", 1.0)
+assert run.info.experiment_id == "42"
+client = mlflow.MlflowClient("https://tracking.example", registry_uri="https://tracking.example")
+client.log_metric("b" * 32, "loss", 1.0)
+assert client.get_experiment_by_name("mine").name == "mine"
+client.create_registered_model("mine")
+"""
+
+
+def test_what_only_mlflow_s_server_has_is_made_in_the_trial_s_folder(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    environment = {**os.environ, **quiet.VARIABLES, "TMPDIR": str(tmp_path)}
+    line = [sys.executable, "-c", _LOGS_TO_MLFLOW]
+    subprocess.run(line, env=environment, cwd=tmp_path, check=True)
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["mlflow"]

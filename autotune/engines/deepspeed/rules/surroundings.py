@@ -6,11 +6,7 @@ from autotune.devices.hardware import is_importable
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Choice, Finding, rule
 
-PACKAGES: Mapping[str, str] = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "comet": "comet_ml",
-}
+PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Section -> the package that rank 0 imports for it (monitor/utils.py)."""
 
 

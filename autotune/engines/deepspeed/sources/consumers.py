@@ -57,9 +57,7 @@ _PREPARED = (*PROGRAMS["accelerate"]["filled"], *HIDDEN_SIZES)
 FILLED: Mapping[Consumer, frozenset[str]] = {
     Consumer.DEEPSPEED: frozenset(),
     Consumer.ACCELERATE: frozenset(_PREPARED),
-    Consumer.TRAINER: frozenset(
-        (*_PREPARED, "optimizer.params.betas", "optimizer.params.eps"),
-    ),
+    Consumer.TRAINER: frozenset((*_PREPARED, "optimizer.params.betas", "optimizer.params.eps")),
 }
 """Consumer -> keys, dotted, whose "auto" it replaces. Trainer goes through accelerate, which
 raises on any other (`deepspeed_config_process`)."""
