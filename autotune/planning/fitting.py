@@ -2,7 +2,7 @@
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -135,8 +135,9 @@ def _more_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> Othe
     at = predicted(factor)
     best = int(ordered(at, min_fit=min_fit)[0])
     device_bytes = factor * outlook.environment.device_memory_bytes
-    flags = _memory_in_words(outlook, factor * there, device_bytes)
-    return OtherJob.of_row(flags, outlook, outlook.lattice.candidates[int(rows[best])], at, best)
+    candidates = [outlook.lattice.candidates[row] for row in rows.tolist()]
+    flags = _memory_in_words(outlook, factor * there, device_bytes, candidates, min_fit)
+    return OtherJob.of_row(flags, outlook, candidates[best], at, best)
 
 
 def _more_host_memory(outlook: Outlook, found: Prediction, *, min_fit: float) -> OtherJob | None:
@@ -155,17 +156,25 @@ def _more_host_memory(outlook: Outlook, found: Prediction, *, min_fit: float) ->
     return OtherJob.of_row(flags, there, there.lattice.candidates[best], at, best)
 
 
-def _memory_in_words(outlook: Outlook, allowed_bytes: float, device_bytes: float) -> str:
+def _memory_in_words(
+    outlook: Outlook,
+    allowed_bytes: float,
+    device_bytes: float,
+    candidates: Sequence[Candidate],
+    min_fit: float,
+) -> str:
+    """So much memory, and the smallest accelerator with it on which one of the candidates fits."""
     job, there = outlook.job, outlook.environment.device_memory_bytes
     if job.memory_limit_bytes and allowed_bytes / (1 - job.head_room) <= there:
         return f"--memory-limit {typed_bytes(allowed_bytes / (1 - job.head_room))}"
-    larger = [
-        accelerator
-        for accelerator in outlook.table
+    larger = (
+        outlook.on(accelerator.name)
+        for accelerator in sorted(outlook.table, key=lambda one: one.memory_bytes)
         if accelerator.memory_bytes >= device_bytes
         and accelerator.name != "CPU"
         and job.precision in (*accelerator.peak_flops, "fp32")
-    ]
-    smallest = min(larger, key=lambda accelerator: accelerator.memory_bytes, default=None)
-    named = "" if smallest is None else f", such as --gpu {smallest.name}"
-    return f"accelerators of {format_bytes(device_bytes)} or more{named}"
+    )
+    # Intervals are wider on accelerators that few have measured.
+    fitting = (one for one in larger if one.predict(candidates).fit_probability.max() >= min_fit)
+    such = next((f", such as --gpu {one.wishes.gpu}" for one in fitting), "")
+    return f"accelerators of {format_bytes(device_bytes)} or more{such}"

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -250,6 +250,17 @@ class Outlook:
             job=self.plans(self.lattice.candidates[:1]),
             constants=constants_of(self.environment),
         )
+
+    def on(self, gpu: str, where: str = "") -> Self:
+        """The same job on accelerators of that name; `where` names it in an error.
+
+        Raises:
+            AutotuneError: No accelerator has that name.
+        """
+        wishes = dataclasses.replace(self.wishes, gpu=gpu)
+        environment = described(wishes, self.table, where=where)
+        price = self.price if "=" in str(self.price) else None  # one for all is this fleet's
+        return dataclasses.replace(self, wishes=wishes, environment=environment, price=price)
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
         """Predictions for some candidates, corrected by trials where there were any."""

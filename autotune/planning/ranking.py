@@ -37,7 +37,7 @@ from autotune.planning.choices import (
 from autotune.planning.fitting import ways_to_fit
 from autotune.planning.lattice import Lattice, laid
 from autotune.planning.other_job import OtherJob, rank_other_job
-from autotune.planning.outlook import FleetWishes, Outlook, described
+from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.space.candidate import Candidate
 
 TOP = 10
@@ -394,13 +394,6 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
     return change
 
 
-def _with_gpu(outlook: Outlook, value: str, where: str) -> Outlook:
-    wishes = dataclasses.replace(outlook.wishes, gpu=value)
-    environment = described(wishes, outlook.table, where=where)
-    price = outlook.price if "=" in str(outlook.price) else None  # one for all is this fleet's
-    return dataclasses.replace(outlook, wishes=wishes, environment=environment, price=price)
-
-
 def _with_topology(key: str) -> Callable[[Outlook, str, str], Outlook]:
     def change(outlook: Outlook, value: str, where: str) -> Outlook:
         here = (
@@ -432,7 +425,7 @@ def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
 _CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
     **dict.fromkeys(("bandwidth", "network"), _with_link("network")),
     "nvlink": _with_link("nvlink"),
-    "gpu": _with_gpu,
+    "gpu": Outlook.on,
     "memory": _with_memory,
     "per_node": _with_per_node,
     "topology": _with_topology("kind"),

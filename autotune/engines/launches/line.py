@@ -299,10 +299,10 @@ def ranks_of(
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
-        given = dict(flags_of([words[number] for number in parts.launcher_flags]))
+        flags = [words[number] for number in parts.launcher_flags]
+        given, is_read = dict(flags_of(flags)), not any(open_words(flags))
         if parts.kind == "torchrun":
             starter = _task_starter([*within, *words[: parts.launcher_at]])
-            is_read = not any(open_words([words[number] for number in parts.launcher_flags]))
             unmet = _unmet(_with_variables(given, variables), starter) if is_read else ""
             ranks = replace(ranks, starter=starter, unmet=unmet)
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
@@ -311,7 +311,9 @@ def ranks_of(
                 ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
             )
         else:
-            ranks = ranks.of(*ranks_by(parts.kind, given, variables))
+            ranks = ranks.of(
+                *ranks_by(parts.kind, given, variables, default=1 if is_read else None)
+            )
         return replace(ranks, default=_defaults_in(words, parts, defaults or {}))
     if name == TRL:  # what it does not know itself, it hands to `accelerate launch`
         ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
@@ -463,9 +465,15 @@ def text_or_none(value: Any) -> str | None:
 
 
 def ranks_by(
-    kind: str, flags: Mapping[str, Any], variables: Mapping[str, str] | None = None
+    kind: str,
+    flags: Mapping[str, Any],
+    variables: Mapping[str, str] | None = None,
+    default: int | None = 1,
 ) -> tuple[int | None, int | None]:
-    """All ranks, and those of one node, by a launcher's flags; torchrun's may be variables."""
+    """All ranks, and those of one node, by a launcher's flags; torchrun's may be variables.
+
+    `default`: a count that no flag gives; None where further flags may.
+    """
     if kind == "accelerate":
         # Without num_machines the YAML decides, also one that the line does not name.
         world, nodes = count_in(flags, "num_processes"), count_in(flags, "num_machines")
@@ -473,12 +481,12 @@ def ranks_by(
     if kind == "torchrun":
         flags = _with_variables(flags, variables or {})
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
-        per_node = count_in(flags, given, default=1, words=_DEVICE_KINDS)
+        per_node = count_in(flags, given, default=default, words=_DEVICE_KINDS)
         if flags.get(given) in ("auto", "gpu"):
             per_node = _n_visible(variables or {})
         if (named := _NODES.fullmatch(str(flags.get("nnodes")))) and named[1]:
             return None, per_node
-        nodes = count_in(flags, "nnodes", default=1)
+        nodes = count_in(flags, "nnodes", default=default)
         return (per_node and nodes and per_node * nodes), per_node
     if kind == "deepspeed":
         if isinstance(flags.get("include"), str):
@@ -487,7 +495,7 @@ def ranks_by(
         if _COUNTS.isdisjoint(flags):  # launcher/runner.py, main: it takes them for --include
             per_node = _n_visible(variables or {})
         remote = "hostfile" in flags and "num_nodes" not in flags
-        nodes = None if remote else count_in(flags, "num_nodes", default=1, words=_ALL)
+        nodes = None if remote else count_in(flags, "num_nodes", default=default, words=_ALL)
         return (per_node and nodes and per_node * nodes), per_node
     return None, None
 

@@ -654,6 +654,8 @@ class _Reader:
                 if sets[1:]:
                     self._sets(fields[-1:])
         fields += map(self._element, command.words[len(sets) :])
+        if fields and fields[0].raw == "read":
+            fields += [self._element(one.chars) for one in command.targets if one.text == "<<<"]
         files = [(one, self._field(one.chars, is_split=False)) for one in command.targets]
         n_set = next((n for n, one in enumerate(fields) if not ASSIGNS.match(one.raw)), 0)
         if _PREFIXED.match(" ".join(one.raw for one in fields[n_set : n_set + 2])):
@@ -912,6 +914,9 @@ class _Reader:
             left = None if items is None or not n.isdecimal() else items[int(n) :]
             left = items if items is not None and n.isdecimal() and int(n) > len(items) else left
             self._put("@", words._replace(items=left))
+        if names[0] == "read" and len(names) == 4 and names[1] in ("-a", "-ra", "-ar"):
+            parts = [*split([fields[3].chars], joins=False)]
+            self._put(names[2], Value(parts, True).differing(fields[3].may_differ))
         if touched or names[0] in ("shift", "read") or names[0].startswith("(("):
             return True
         is_declared = names[0] in DECLARES

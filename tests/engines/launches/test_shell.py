@@ -276,6 +276,11 @@ def test_files_that_source_one_another_end(tmp_path):
     assert shell.commands[-1].words[-1].text == "11"
 
 
+def test_a_text_that_is_read_into_an_array_is_split():
+    text = 'read -ra A <<<"${ARGS:-"--nproc-per-node 2"}"\ntorchrun "${A[@]}" t.py\n'
+    assert words(text) == ["torchrun", "--nproc-per-node", "2", "t.py"]
+
+
 @pytest.mark.cases("folder", "said")
 def test_a_folder_of_the_script_or_of_its_start_is_known(folder, said):
     shell = read_shell(f'F={folder}\nrun {folder} "$F/a"\n', Path("jobs/night/run.sh"))
