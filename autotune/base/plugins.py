@@ -5,7 +5,7 @@ ones too. A plug-in is a class that is made without arguments; its contract is i
 `autotune.testing`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -38,7 +38,7 @@ def load_plugin(
     """
     offered = _offered(kind)
     if name not in offered:
-        known = sorted(offered) if suits is None else list(_suiting(kind, suits))
+        known = sorted(offered) if suits is None else suiting_names(kind, suits)
         hint = f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}"
         raise JobError(f"{where or kind}: {name!r}: no such {kind}", hint)
     try:
@@ -50,12 +50,14 @@ def load_plugin(
         raise JobError(problem, "mend or remove the package that offers it") from error
 
 
-def _suiting(kind: Kind, suits: Callable[[Any], bool]) -> Iterator[str]:
+def suiting_names(kind: Kind, suits: Callable[[Any], bool]) -> list[str]:
     """Names of the plug-ins that suit; one that cannot be loaded does not."""
+    found = []
     for name in plugin_names(kind):
         with suppress(AutotuneError):
             if suits(load_plugin(kind, name)):
-                yield name
+                found.append(name)
+    return found
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.flags import flag
-from autotune.base.plugins import load_plugin, plugin_names
+from autotune.base.plugins import load_plugin, plugin_names, suiting_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
@@ -70,9 +70,11 @@ def suited_dialect(to: str, engine: str) -> Dialect:
     if isinstance(dialect, RecordDialect):
         raise RenderError.of("export.whole_study", asked=asked, to=to)
     if engine not in dialect.engines:
+        forms = suiting_names("dialect", lambda one: engine in getattr(one, "engines", ()))
         raise RenderError(
             f"{asked}: a configuration of {engine} cannot be written in that form",
-            f"leave it out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
+            f"give {flag('to')} {', '.join(forms)}, or {flag('engine')} "
+            f"{' or '.join(dialect.engines)}",
         )
     if "@" in to and not dialect.has_releases:
         raise RenderError.of("export.same_for_releases", asked=asked)

@@ -211,12 +211,16 @@ def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dic
     return best
 
 
-def worthwhile_fit(found: Prediction, choices: Choices) -> float:
+def worthwhile_fit(
+    found: Prediction, choices: Choices, baseline: Prediction | None = None
+) -> float:
     """Probability to fit that is asked of the first row where the user asks for none.
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
     chance is worth it, as of `ranked`, and some of the prediction's error too. An unproven row is
-    no reason.
+    no reason. Beside a first row that needs the host or is exotic, a plainer one is worth any
+    gain. Where a baseline that probably fits is faster than the first row, no more is asked than
+    it has.
     """
     fit, times_s = found.fit_probability, found.step_time_s
     first, wanted = int(choices.firsts[0]), choices.min_fit
@@ -227,7 +231,27 @@ def worthwhile_fit(found: Prediction, choices: Choices) -> float:
         is_proven = strain_of(found.plans.take(np.array([index])))[0] < _UNPROVEN
         if is_proven and gain * (fit[index] / fit[first]) ** 2 >= _WORTH:
             first, wanted = index, chance
+    strain, uses_host = strain_of(found.plans), _uses_host(found.plans)
+    if uses_host[first] or strain[first] >= _EXOTIC:
+        rows = choices.firsts[choices.like_first(choices.firsts)]
+        is_plainer = ~uses_host & (strain < min(strain[first], _EXOTIC))
+        is_worth = is_plainer & (fit >= PROBABLE) & (times_s * TIE < times_s[first])
+        first = next((int(row) for row in rows if is_worth[row]), first)
+        wanted = min(wanted, _rounded(fit[first]))
+    if baseline is not None and baseline.step_time_s[0] * TIE < times_s[first]:
+        chance = float(baseline.fit_probability[0])
+        wanted = min(wanted, _rounded(chance)) if chance >= PROBABLE else wanted
     return wanted
+
+
+def _rounded(chance: float) -> float:
+    """A probability as one that a plan asks for: rounded down to a twentieth."""
+    return float(np.floor(20 * chance) / 20)
+
+
+def _uses_host(plans: Plans) -> NDArray[np.bool_]:
+    tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
+    return np.asarray(np.logical_or.reduce([_column(plans, name) > 0 for name in tiers]))
 
 
 def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
@@ -305,9 +329,7 @@ def _split(
 def _zero_stage(plans: Plans) -> NDArray[np.float64]:
     """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
     shares = _column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1
-    tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
-    shares |= np.logical_or.reduce([_column(plans, name) > 0 for name in tiers])
-    return np.where(shares, _column(plans, "zero_stage"), 0.0)
+    return np.where(shares | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
 
 
 def _column(plans: Plans, name: str) -> NDArray[np.float64]:

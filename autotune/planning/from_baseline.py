@@ -1,24 +1,13 @@
 """What leads from the baseline to the best of a plan, change by change, as it is forecast."""
 
-from autotune.planning.choices import PROBABLE
 from autotune.planning.explained import Neighbour, neighbours_of
-from autotune.planning.ranking import PredictedBaseline, Ranking, predict_baseline
+from autotune.planning.ranking import PredictedBaseline, Ranking, likely_baseline
 from autotune.space.knobs import changed_knobs, partway
 
 
 def baseline_of(ranking: Ranking) -> PredictedBaseline | None:
-    """The user's baseline, or the one that a search would probably find.
-
-    That is the first legal candidate of the engine's ladder that probably fits; None: none does.
-    """
-    outlook, engine = ranking.outlook, ranking.outlook.engine
-    for rung in () if ranking.baseline else engine.ladder():
-        legal = [candidate for candidate in rung if not engine.judge(candidate)]
-        fits = outlook.predict(legal).fit_probability if legal else ()
-        for candidate, chance in zip(reversed(legal), reversed(fits), strict=True):
-            if chance >= PROBABLE:
-                return predict_baseline(outlook, engine, candidate)
-    return ranking.baseline
+    """The user's baseline, or the one that a search would probably find; None: there is none."""
+    return ranking.baseline or likely_baseline(ranking.outlook)
 
 
 def changes_from(baseline: PredictedBaseline, ranking: Ranking) -> tuple[Neighbour, ...]:

@@ -278,19 +278,22 @@ def lattice_of(engine: Engine) -> Lattice:
 
 
 def even_shares(context: Context) -> list[str]:
-    """The nearest worlds that divide the global batch, and batches that the world divides.
+    """The nearest batches that the world divides, and worlds that divide the global batch.
 
-    They are flags in words; empty where the world divides the batch.
+    They are flags in words, worlds of whole nodes alone; empty where the world divides the batch.
     """
-    world, batch = context.world, context.global_batch
+    world, batch, per_node = context.world, context.global_batch, context.n_devices
     if batch % world == 0:
         return []
     divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-    worlds = [max(n for n in divisors if n < world), *(n for n in divisors if n > world)][:2]
+    if 0 < per_node < world:
+        divisors = [n for n in divisors if n % per_node == 0]
+    worlds = [n for n in divisors if n < world][-1:] + [n for n in divisors if n > world][:1]
     batches = [n for n in (batch // world * world, batch // world * world + world) if n]
     return [
         f"give {flag(name)} {' or '.join(map(str, numbers))}"
-        for name, numbers in (("world", worlds), ("global_batch", batches))
+        for name, numbers in (("global_batch", batches), ("world", worlds))
+        if numbers
     ]
 
 

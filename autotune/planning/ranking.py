@@ -254,7 +254,7 @@ def legal_rows(
         top *= 2 if rounds > _PATIENT_ROUNDS else 1
         wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
         if lattice.is_counted or all([lattice.is_legal(place) for place in wanted]):
-            worth = worthwhile_fit(found, choices) if is_open else min_fit
+            worth = worthwhile_fit(found, choices, _baseline(outlook)) if is_open else min_fit
             if worth == min_fit:
                 return outlook, found, reach, choices
             is_open, min_fit = False, worth
@@ -262,6 +262,14 @@ def legal_rows(
         lattice, left = lattice.without_refused()
         outlook = dataclasses.replace(outlook, lattice=lattice)
         found, reach = found.take(left), reach.take(left)
+
+
+def _baseline(outlook: Outlook) -> Prediction | None:
+    """What is predicted of the user's baseline, or of the one that a search would find."""
+    if (path := outlook.job.baseline) is not None:
+        return predict_baseline(outlook, *outlook.engine.baseline(path)).prediction
+    found = likely_baseline(outlook)
+    return found and found.prediction
 
 
 _PATIENT_ROUNDS = 8
@@ -351,13 +359,28 @@ def predict_baseline(
     )
 
 
+def likely_baseline(outlook: Outlook) -> "PredictedBaseline | None":
+    """The first legal candidate of the engine's ladder that probably fits; None: none does."""
+    engine = outlook.engine
+    for rung in engine.ladder():
+        legal = [candidate for candidate in rung if not engine.judge(candidate)]
+        fits = outlook.predict(legal).fit_probability if legal else ()
+        for candidate, chance in zip(reversed(legal), reversed(fits), strict=True):
+            if chance >= PROBABLE:
+                return predict_baseline(outlook, engine, candidate)
+    return None
+
+
 def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
     """The job on the fleet of a wish, or a `JobError` where that is not one."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     key = key.replace("-", "_")
     if not equals or not value or key not in _CHANGES:
-        form = f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}"
-        hint = did_you_mean(_WHAT_IF_OF.get(key, key), _CHANGES, most=1) + form
+        hint = f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}"
+        if key not in _CHANGES:
+            hint = did_you_mean(_WHAT_IF_OF.get(key, key), _CHANGES, most=1) + hint
+        elif key != "bandwidth":
+            hint = f"give {key} a value; {flag('what_if')} takes KEY=VALUE: see `plan --help`"
         if equals and value and key in keys_of("plan").keys() - _WHAT_IF_OF.keys():
             hint = f"a what-if keeps that: set {flag(key)} and plan again"
         raise JobError(f"{flag('what_if')} {wish}: not a change of the fleet", hint)

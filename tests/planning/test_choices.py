@@ -231,6 +231,31 @@ def test_less_than_surely_is_asked_where_that_is_worth_the_chance(ranking, times
     assert worthwhile_fit(found, choices) == wanted
 
 
+@pytest.mark.parametrize(
+    ("setting", "baseline", "times_s", "wanted"),
+    [
+        ("offload.optimizer=cpu", (20.0, 0.9), [10.0, 9.5], 0.65),
+        ("offload.optimizer=cpu", (20.0, 0.9), [10.0, 9.9], 0.9),  # a tie
+        ("tp=2", (20.0, 0.9), [10.0, 9.0], 0.9),  # neither needs the host
+        ("tp=2", (9.0, 0.59), [10.0, 9.0], 0.55),
+        ("tp=2", (9.0, 0.4), [10.0, 9.0], 0.9),
+    ],
+)
+def test_a_plain_layout_or_a_faster_baseline_takes_a_smaller_chance(
+    outlook, setting, baseline, times_s, wanted
+):
+    rows = [outlook.read(["zero.stage=2", *more])[0] for more in ([setting], [])]
+    found = dataclasses.replace(
+        outlook.predict(rows),
+        step_time_s=np.array(times_s),
+        fit_probability=np.array([0.93, 0.68]),
+    )
+    time_s, fit = map(np.atleast_1d, baseline)
+    other = dataclasses.replace(found.take(np.array([1])), step_time_s=time_s, fit_probability=fit)
+    choices = choices_of(found, np.zeros(2, np.intp), min_fit=MIN_FIT, splits=True)
+    assert worthwhile_fit(found, choices, other) == wanted
+
+
 def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():
     keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
     tight = {**keys, "engine": "megatron", "memory_limit": "40GiB"}
@@ -315,7 +340,7 @@ def test_what_the_default_search_does_not_try_is_known(outlook, ranking):
     assert not has(compiled)
     assert outlook.asks(compiled) == ("torch.compile to hold",)
     assert outlook.asks(plain) == ()
-    words = "a training script that recomputes every K-th layer alone"
+    words = outlook.lattice.context.knobs["recompute"].asks
     for pp, asked in ((1, (words,)), (2, ("the model as DeepSpeed's PipelineModule",))):
         assert outlook.asks(outlook.read([f"pp={pp}", "recompute=every_2"])[0]) == asked
 

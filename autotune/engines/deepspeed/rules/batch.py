@@ -46,7 +46,7 @@ def _product(setup: Setup) -> Finding | None:
         if (wrong := _wrong_everywhere(setup)) is None:
             raise
         return wrong
-    if found is None or found[0] * found[1] * dp == found[2]:
+    if found is None or found[0] * found[1] * dp == found[2] or setup.leaves_ranks_over:
         return None
     micro, accum, total = found
     amount = micro * accum * dp
@@ -100,7 +100,7 @@ def _global_batch(setup: Setup) -> Finding | None:
     if wanted is None:
         return None
     found, dp = setup.batch, setup.dp
-    if found is None or found[0] * found[1] * dp == wanted:
+    if found is None or found[0] * found[1] * dp == wanted or setup.leaves_ranks_over:
         return None
     if _product.check(setup) or _total_under_tp.check(setup):
         return None
