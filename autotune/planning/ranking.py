@@ -269,7 +269,7 @@ def _baseline(outlook: Outlook) -> Prediction | None:
     if (path := outlook.job.baseline) is not None:
         return predict_baseline(outlook, *outlook.engine.baseline(path)).prediction
     found = likely_baseline(outlook)
-    return found and found.prediction
+    return None if found is None else found.prediction
 
 
 _PATIENT_ROUNDS = 8
@@ -394,7 +394,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -
     setbacks = other.setbacks(outlook.lattice.candidates)
     if min_fit is None:
         choices = choices_of(found, setbacks, min_fit=MIN_FIT, splits=outlook.is_space_named)
-        min_fit = worthwhile_fit(found, choices)
+        min_fit = worthwhile_fit(found, choices, _baseline(other))
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(

@@ -174,8 +174,8 @@ def plan(
 
     Args:
         top: Candidates to show.
-        min_fit: Probability to fit, below which a candidate comes last; None: 0.9, or 0.75 or 0.5
-            where that makes the first much faster.
+        min_fit: Probability to fit, below which a candidate comes last; None: 0.9, or less,
+            down to 0.5, where that makes the first much faster, or no slower than a baseline.
         what_if: Changes of the fleet to compare with, `KEY=VALUE` each.
         count: Judge every candidate, to say how many are legal.
         flags: Keys of the job, its file (`job`), the fleet, and who is told (`note`). A job from
