@@ -211,9 +211,7 @@ def best_probable(found: Prediction, choices: Choices, *, min_fit: float) -> dic
     return best
 
 
-def worthwhile_fit(
-    found: Prediction, choices: Choices, baseline: Prediction | None = None
-) -> float:
+def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | None) -> float:
     """Probability to fit that is asked of the first row where the user asks for none.
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
@@ -237,16 +235,11 @@ def worthwhile_fit(
         is_plainer = ~uses_host & (strain < min(strain[first], _EXOTIC))
         is_worth = is_plainer & (fit >= PROBABLE) & (times_s * TIE < times_s[first])
         first = next((int(row) for row in rows if is_worth[row]), first)
-        wanted = min(wanted, _rounded(fit[first]))
+        wanted = min(wanted, np.floor(20 * fit[first]) / 20)  # down to a twentieth
     if baseline is not None and baseline.step_time_s[0] * TIE < times_s[first]:
-        chance = float(baseline.fit_probability[0])
-        wanted = min(wanted, _rounded(chance)) if chance >= PROBABLE else wanted
-    return wanted
-
-
-def _rounded(chance: float) -> float:
-    """A probability as one that a plan asks for: rounded down to a twentieth."""
-    return float(np.floor(20 * chance) / 20)
+        chance = np.floor(20 * baseline.fit_probability[0]) / 20
+        wanted = min(wanted, chance) if chance >= PROBABLE else wanted
+    return float(wanted)
 
 
 def _uses_host(plans: Plans) -> NDArray[np.bool_]:

@@ -1,13 +1,8 @@
 """What leads from the baseline to the best of a plan, change by change, as it is forecast."""
 
 from autotune.planning.explained import Neighbour, neighbours_of
-from autotune.planning.ranking import PredictedBaseline, Ranking, likely_baseline
+from autotune.planning.ranking import PredictedBaseline, Ranking
 from autotune.space.knobs import changed_knobs, partway
-
-
-def baseline_of(ranking: Ranking) -> PredictedBaseline | None:
-    """The user's baseline, or the one that a search would probably find; None: there is none."""
-    return ranking.baseline or likely_baseline(ranking.outlook)
 
 
 def changes_from(baseline: PredictedBaseline, ranking: Ranking) -> tuple[Neighbour, ...]:

@@ -205,9 +205,7 @@ def rank_lattice(
             else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
-        baseline=None
-        if (path := outlook.job.baseline) is None
-        else predict_baseline(outlook, *outlook.engine.baseline(path), path=str(path)),
+        baseline=None if outlook.job.baseline is None else baseline_of(outlook),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
     )
@@ -262,14 +260,6 @@ def legal_rows(
         lattice, left = lattice.without_refused()
         outlook = dataclasses.replace(outlook, lattice=lattice)
         found, reach = found.take(left), reach.take(left)
-
-
-def _baseline(outlook: Outlook) -> Prediction | None:
-    """What is predicted of the user's baseline, or of the one that a search would find."""
-    if (path := outlook.job.baseline) is not None:
-        return predict_baseline(outlook, *outlook.engine.baseline(path)).prediction
-    found = likely_baseline(outlook)
-    return None if found is None else found.prediction
 
 
 _PATIENT_ROUNDS = 8
@@ -359,9 +349,19 @@ def predict_baseline(
     )
 
 
-def likely_baseline(outlook: Outlook) -> "PredictedBaseline | None":
-    """The first legal candidate of the engine's ladder that probably fits; None: none does."""
+def _baseline(outlook: Outlook) -> Prediction | None:
+    found = baseline_of(outlook)
+    return None if found is None else found.prediction
+
+
+def baseline_of(outlook: Outlook) -> PredictedBaseline | None:
+    """The user's baseline, or the one that a search would probably find.
+
+    That is the first legal candidate of the engine's ladder that probably fits; None: none does.
+    """
     engine = outlook.engine
+    if (path := outlook.job.baseline) is not None:
+        return predict_baseline(outlook, *engine.baseline(path), path=str(path))
     for rung in engine.ladder():
         legal = [candidate for candidate in rung if not engine.judge(candidate)]
         fits = outlook.predict(legal).fit_probability if legal else ()
@@ -380,7 +380,7 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
         if key not in _CHANGES:
             hint = did_you_mean(_WHAT_IF_OF.get(key, key), _CHANGES, most=1) + hint
         elif key != "bandwidth":
-            hint = f"give {key} a value; {flag('what_if')} takes KEY=VALUE: see `plan --help`"
+            hint = f"give {key} a value: `autotune plan --help` has one"
         if equals and value and key in keys_of("plan").keys() - _WHAT_IF_OF.keys():
             hint = f"a what-if keeps that: set {flag(key)} and plan again"
         raise JobError(f"{flag('what_if')} {wish}: not a change of the fleet", hint)

@@ -228,7 +228,7 @@ def test_less_than_surely_is_asked_where_that_is_worth_the_chance(ranking, times
         fit_probability=np.array(fit),
     )
     choices = choices_of(found, np.zeros(3, np.intp), min_fit=MIN_FIT, splits=True)
-    assert worthwhile_fit(found, choices) == wanted
+    assert worthwhile_fit(found, choices, None) == wanted
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
 from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.planning.explained import Neighbour, faster_attention
-from autotune.planning.from_baseline import baseline_of, changes_from
+from autotune.planning.from_baseline import changes_from
 from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
-from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking
+from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking, baseline_of
 from autotune.record.table import product_precision
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate
@@ -85,7 +85,7 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
 
     None: nothing that a search would begin with is forecast to fit.
     """
-    baseline, first = baseline_of(ranking), int(ranking.choices.firsts[0])
+    baseline, first = baseline_of(ranking.outlook), int(ranking.choices.firsts[0])
     if baseline is None:
         return None
     candidate, expected = baseline.candidate, baseline.prediction

@@ -46,7 +46,9 @@ def _product(setup: Setup) -> Finding | None:
         if (wrong := _wrong_everywhere(setup)) is None:
             raise
         return wrong
-    if found is None or found[0] * found[1] * dp == found[2] or setup.leaves_ranks_over:
+    if found is None or found[0] * found[1] * dp == found[2]:
+        return None
+    if setup.world % (setup.tp * setup.pp * setup.sp_by_script):  # rules about the world refuse it
         return None
     micro, accum, total = found
     amount = micro * accum * dp
@@ -97,10 +99,10 @@ def _total_under_tp(setup: Setup) -> Finding | None:
 @rule("the global batch is part of the problem, not a knob", consequence="differs")
 def _global_batch(setup: Setup) -> Finding | None:
     wanted = setup.global_batch
-    if wanted is None:
+    if wanted is None or setup.world % (setup.tp * setup.pp * setup.sp_by_script):
         return None
     found, dp = setup.batch, setup.dp
-    if found is None or found[0] * found[1] * dp == wanted or setup.leaves_ranks_over:
+    if found is None or found[0] * found[1] * dp == wanted:
         return None
     if _product.check(setup) or _total_under_tp.check(setup):
         return None
