@@ -26,7 +26,7 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     nodes = ranks.world // per_node if ranks.world and per_node else None
     nodes = nodes and (1 if ranks.reaches_nodes else nodes)
     if ranks.unmet:
-        fix = "add --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
+        fix = "give --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
         surely: Consequence = "raised" if ranks.starter else "may_raise"
         yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)

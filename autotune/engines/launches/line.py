@@ -76,6 +76,10 @@ _LONGEST_NUMBER = 8
 _NODES = re.compile(r"(\d+:)?(\d+)")
 """Nodes, or a range of them, for torchrun."""
 
+_LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
+_OF_BATCH = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
+"""Variables that differ between the tasks of a job, and are 0 in its batch file."""
+
 _BY_SHELL = re.compile(r"[\"']?[$`]")
 
 
@@ -133,6 +137,8 @@ class Ranks:
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
+    is_filled_before: bool = False
+    """Whether variables of the line are filled in by the shell that starts `srun`."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
     lacks_ranks: bool | None = False
@@ -301,10 +307,13 @@ def ranks_of(
     if parts.kind:
         flags = [words[number] for number in parts.launcher_flags]
         given, is_read = dict(flags_of(flags)), not any(open_words(flags))
-        if parts.kind == "torchrun":
-            starter = _task_starter([*within, *words[: parts.launcher_at]])
-            unmet = _unmet(_with_variables(given, variables), starter) if is_read else ""
-            ranks = replace(ranks, starter=starter, unmet=unmet)
+        ranks = replace(
+            ranks,
+            starter=_task_starter([*within, *words[: parts.launcher_at]]),
+            is_filled_before=any(PurePath(word).name == "srun" for word in words),
+        )
+        if parts.kind == "torchrun" and is_read:
+            ranks = replace(ranks, unmet=unmet(_with_variables(given, variables), ranks))
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
             ranks = replace(
@@ -350,22 +359,30 @@ def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> d
     return {name[4:].lower(): typed(variables[name]) for name in names} | dict(flags)
 
 
-def _unmet(flags: Mapping[str, Any], starter: str) -> str:
+def unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
     """Why nodes with the same flags wait for one another until torchrun gives up.
 
     torch/distributed/run.py: config_from_args, get_rdzv_endpoint; it reads no MASTER_ADDR. Nodes
-    that have a number each and no `starter` may be launchers on one machine.
+    that have a number each and no starter may be launchers on one machine. In the shell that
+    starts `srun` Slurm's number of the node is 0.
     """
     named = _NODES.fullmatch(str(flags.get("nnodes")))
     if named is None or int(named[2]) < 2 or UNKNOWN.search(str(flags.get("rdzv_backend"))):
         return ""
     is_static = flags.get("rdzv_backend", "static") == "static"
     place = "master_addr" if is_static else "rdzv_endpoint"
+    number, met = str(flags.get("node_rank")), str(flags.get("rdzv_endpoint", flags.get(place)))
+    is_on_several = ranks.starter == "srun" and ranks.tasks != 1 and (ranks.nodes or 1) > 1
+    is_same = number.isdecimal() or (ranks.is_filled_before and _OF_BATCH.fullmatch(number))
     if flags.get("standalone"):
         why = "with --standalone: each node waits at an address of its own"
     elif is_static and "node_rank" not in flags:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
-    elif (starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
+    elif is_static and is_on_several and is_same:
+        why = f"with --node_rank {number}, the same number on each node"
+    elif is_on_several and _LOCAL.fullmatch(met):
+        why = f"with --{place} {met}, which each node takes for itself"
+    elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
         why = f"without --{place}: each node waits at an address of its own"
     else:
         return ""

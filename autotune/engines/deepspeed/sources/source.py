@@ -561,7 +561,12 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
         yield from device_violations(ranks, line, visible)
     by_node = {**file.section, **line.plugin}
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
-    if is_accelerates and not source.not_for and (nodes or 1) > 1 and is_alone:
+    starts_deepspeed = line.uses_deepspeed or (
+        file.path is not None
+        and not file.not_for
+        and {"multi_gpu", "use_fsdp"}.isdisjoint(line.launcher_flags)
+    )
+    if is_accelerates and starts_deepspeed and (nodes or 1) > 1 and is_alone:
         problem = (
             f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
             "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
