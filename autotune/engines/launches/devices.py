@@ -30,6 +30,11 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
         surely: Consequence = "raised" if ranks.starter else "may_raise"
         yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
+    elif ranks.left_nodes:
+        has = f"the job has {ranks.left_nodes + 1} nodes, and {ranks.launcher} stands without srun"
+        by_hosts = "name the nodes with --hostfile" if ranks.launcher == "deepspeed" else ""
+        fix = f"{by_hosts or 'start it by srun, one task a node'}, or ask for one node"
+        yield Misfit("lone_nodes", f"{has}: the first node alone runs it", fix)
     if per_node is None:
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):

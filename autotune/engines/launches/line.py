@@ -76,6 +76,14 @@ _LONGEST_NUMBER = 8
 _NODES = re.compile(r"(\d+:)?(\d+)")
 """Nodes, or a range of them, for torchrun."""
 
+_REACHING = {"hostfile", "include", "num_nodes", "launcher", "deepspeed_hostfile"}
+"""Flags by which DeepSpeed's launcher reaches the nodes of a job."""
+_STARTS_HERE = re.compile(
+    r"(?:\S*/)?(?:python[\d.]*|bash|sh|sbatch|nohup|exec|time|env)|[\d:]+|-\S*|\w+=\S*|"
+    r"\S+\.(?:sh|sbatch|slurm)"
+)
+"""Words before a launcher that start it on no other node."""
+
 _LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
 _OF_BATCH = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
 """Variables that differ between the tasks of a job, and are 0 in its batch file."""
@@ -137,6 +145,8 @@ class Ranks:
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
+    left_nodes: int = 0
+    """Nodes of a job of Slurm's on which nothing starts the launcher."""
     is_filled_before: bool = False
     """Whether variables of the line are filled in by the shell that starts `srun`."""
     unmet: str = ""
@@ -305,12 +315,16 @@ def ranks_of(
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
+        ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]
+        is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
+        left_nodes = (slurm.nodes_of(step) or 1) - 1 if is_here else 0
         flags = [words[number] for number in parts.launcher_flags]
         given, is_read = dict(flags_of(flags)), not any(open_words(flags))
         ranks = replace(
             ranks,
-            starter=_task_starter([*within, *words[: parts.launcher_at]]),
+            starter=_task_starter(ahead),
             is_filled_before=any(PurePath(word).name == "srun" for word in words),
+            left_nodes=0 if parts.kind != "torchrun" and _REACHING & given.keys() else left_nodes,
         )
         if parts.kind == "torchrun" and is_read:
             ranks = replace(ranks, unmet=unmet(_with_variables(given, variables), ranks))
@@ -341,16 +355,21 @@ def ranks_of(
         ranks = replace(ranks, starter="srun" if behind else "").of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
-    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
+    is_plain = all(map(_TELLS_NO_RANKS.fullmatch, _without_values(behind)))
+    return replace(ranks, lacks_ranks=is_plain or None)
 
 
 def _task_starter(words: Sequence[str]) -> str:
     """`srun` where it starts what stands behind some words, and none of them sets variables."""
     behind = [*dropwhile(lambda word: PurePath(word).name != "srun", words)]
-    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    others = _without_values(behind)
     is_plain = all(one in ("bash", "sh") or _TELLS_NO_RANKS.fullmatch(one) for one in others)
     return "srun" if behind and is_plain else ""
+
+
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    """The words behind a first one, without values of Slurm's options and a text for a shell."""
+    return (word for before, word in pairwise(words) if before not in _VALUES_OF_SRUN)
 
 
 def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

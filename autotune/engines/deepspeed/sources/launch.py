@@ -70,8 +70,10 @@ class LaunchLine:
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
     """Whether `accelerate launch` is told to."""
-    launcher_flags: tuple[str, ...] = ()
-    """Names of the launcher's flags."""
+    launcher_flags: Mapping[str, Any] = field(default_factory=dict)
+    """The launcher's flags."""
+    is_launcher_open: bool = False
+    """Whether only the shell knows further ones."""
     set: frozenset[str] = frozenset()
     """Names of the variables before it."""
     visible: VisibleDevices | None = None
@@ -116,7 +118,8 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     parts = parts_of(words)
     kind = parts.kind
     to_script = [words[number] for number in parts.script_flags]
-    launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
+    to_launcher = [words[number] for number in parts.launcher_flags]
+    launcher = dict(flags_of(to_launcher))
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
     if PurePath(name).name == "llamafactory-cli":
@@ -145,7 +148,8 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
             if by_accelerate and name in launcher
         },
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
-        launcher_flags=tuple(launcher),
+        launcher_flags=launcher,
+        is_launcher_open=any(open_words(to_launcher)),
         set=frozenset(before),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),
