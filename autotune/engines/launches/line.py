@@ -319,7 +319,7 @@ def ranks_of(
         is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
         left_nodes = (slurm.nodes_of(step) or 1) - 1 if is_here else 0
         flags = [words[number] for number in parts.launcher_flags]
-        given, is_read = dict(flags_of(flags)), not any(open_words(flags))
+        given, is_read = dict(flags_of(flags)), not any(open_flags(words, parts))
         ranks = replace(
             ranks,
             starter=_task_starter(ahead),
@@ -414,6 +414,11 @@ def open_words(words: Sequence[str]) -> Iterator[str]:
         is_value = before.startswith("--") and "=" not in before
         if _BY_SHELL.match(word) and not (is_value and not word.startswith(("$@", "${@", "$*"))):
             yield word
+
+
+def open_flags(words: Sequence[str], parts: LineParts) -> Iterator[str]:
+    """Those behind the launcher's name, which may be flags of its."""
+    return open_words([words[at] for at in parts.launcher_flags if at > parts.launcher_at])
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:

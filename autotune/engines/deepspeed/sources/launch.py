@@ -22,6 +22,7 @@ from autotune.engines.launches.line import (
     VisibleDevices,
     count_in,
     flags_of,
+    open_flags,
     open_words,
     parts_of,
     ranks_of,
@@ -118,8 +119,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     parts = parts_of(words)
     kind = parts.kind
     to_script = [words[number] for number in parts.script_flags]
-    to_launcher = [words[number] for number in parts.launcher_flags]
-    launcher = dict(flags_of(to_launcher))
+    launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
     if PurePath(name).name == "llamafactory-cli":
@@ -149,7 +149,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         },
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
         launcher_flags=launcher,
-        is_launcher_open=any(open_words(to_launcher)),
+        is_launcher_open=any(open_flags(words, parts)),
         set=frozenset(before),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),
