@@ -32,8 +32,7 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
     elif ranks.left_nodes:
         has = f"the job has {ranks.left_nodes + 1} nodes, and {ranks.launcher} stands without srun"
-        by_hosts = "name the nodes with --hostfile" if ranks.launcher == "deepspeed" else ""
-        fix = f"{by_hosts or 'start it by srun, one task a node'}, or ask for one node"
+        fix = "start it by srun, one task a node, name the nodes in a hostfile, or ask for one"
         yield Misfit("lone_nodes", f"{has}: the first node alone runs it", fix)
     if per_node is None:
         return
