@@ -158,10 +158,6 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          f"srun {OF_TWO} --node_rank $R --master_addr $H {SCRIPT}", "file.lone_nodes"),
         (f"{SEVERAL}export H=localhost\nsrun {OF_TWO} --rdzv_backend c10d "
          f"--rdzv_endpoint $H:29500 {SCRIPT}", "file.lone_nodes"),
-        (f"{SEVERAL}srun {OF_MACHINES} --machine_rank $SLURM_PROCID {SCRIPT}",
-         "file.lone_nodes"),
-        (f"{SEVERAL}srun accelerate launch --config_file machines.yaml --main_process_ip $H t.py",
-         "file.lone_nodes"),
         # Texts for a shell that reads them, or for sbatch; a file that is written before.
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),

@@ -76,14 +76,9 @@ _LONGEST_NUMBER = 8
 _NODES = re.compile(r"(\d+:)?(\d+)")
 """Nodes, or a range of them, for torchrun."""
 
-_REACHING = {"hostfile", "include", "num_nodes", "launcher", "deepspeed_hostfile"}
-"""Flags by which DeepSpeed's launcher reaches the nodes of a job."""
-_STARTS_HERE = re.compile(
-    r"(?:\S*/)?(?:python[\d.]*|bash|sh|sbatch|nohup|exec|time|env)|[\d:]+|-\S*|\w+=\S*|"
-    r"\S+\.(?:sh|sbatch|slurm)"
-)
+_REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
+_STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
-
 _LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
 _OF_BATCH = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
 """Variables that differ between the tasks of a job, and are 0 in its batch file."""
@@ -147,8 +142,6 @@ class Ranks:
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     left_nodes: int = 0
     """Nodes of a job of Slurm's on which nothing starts the launcher."""
-    is_filled_before: bool = False
-    """Whether variables of the line are filled in by the shell that starts `srun`."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
     lacks_ranks: bool | None = False
@@ -317,17 +310,15 @@ def ranks_of(
     if parts.kind:
         ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]
         is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
-        left_nodes = (slurm.nodes_of(step) or 1) - 1 if is_here else 0
         flags = [words[number] for number in parts.launcher_flags]
-        given, is_read = dict(flags_of(flags)), not any(open_flags(words, parts))
-        ranks = replace(
-            ranks,
-            starter=_task_starter(ahead),
-            is_filled_before=any(PurePath(word).name == "srun" for word in words),
-            left_nodes=0 if parts.kind != "torchrun" and _REACHING & given.keys() else left_nodes,
-        )
+        behind = [words[number] for number in parts.launcher_flags if number > parts.launcher_at]
+        given, is_read = dict(flags_of(flags)), not any(open_words(behind))
+        is_here &= parts.kind == "torchrun" or _REACHING.isdisjoint(given)
+        left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
+        ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
         if parts.kind == "torchrun" and is_read:
-            ranks = replace(ranks, unmet=unmet(_with_variables(given, variables), ranks))
+            why = _unmet(_with_variables(given, variables), ranks, in_batch="srun" in words)
+            ranks = replace(ranks, unmet=why)
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
             ranks = replace(
@@ -355,8 +346,8 @@ def ranks_of(
         ranks = replace(ranks, starter="srun" if behind else "").of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    is_plain = all(map(_TELLS_NO_RANKS.fullmatch, _without_values(behind)))
-    return replace(ranks, lacks_ranks=is_plain or None)
+    others = _without_values(behind)
+    return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
 
 
 def _task_starter(words: Sequence[str]) -> str:
@@ -378,12 +369,11 @@ def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> d
     return {name[4:].lower(): typed(variables[name]) for name in names} | dict(flags)
 
 
-def unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
+def _unmet(flags: Mapping[str, Any], ranks: Ranks, *, in_batch: bool) -> str:
     """Why nodes with the same flags wait for one another until torchrun gives up.
 
     torch/distributed/run.py: config_from_args, get_rdzv_endpoint; it reads no MASTER_ADDR. Nodes
-    that have a number each and no starter may be launchers on one machine. In the shell that
-    starts `srun` Slurm's number of the node is 0.
+    that have a number each and no starter may be launchers on one machine.
     """
     named = _NODES.fullmatch(str(flags.get("nnodes")))
     if named is None or int(named[2]) < 2 or UNKNOWN.search(str(flags.get("rdzv_backend"))):
@@ -392,7 +382,7 @@ def unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
     place = "master_addr" if is_static else "rdzv_endpoint"
     number, met = str(flags.get("node_rank")), str(flags.get("rdzv_endpoint", flags.get(place)))
     is_on_several = ranks.starter == "srun" and ranks.tasks != 1 and (ranks.nodes or 1) > 1
-    is_same = number.isdecimal() or (ranks.is_filled_before and _OF_BATCH.fullmatch(number))
+    is_same = number.isdecimal() or (in_batch and _OF_BATCH.fullmatch(number))
     if flags.get("standalone"):
         why = "with --standalone: each node waits at an address of its own"
     elif is_static and "node_rank" not in flags:
@@ -414,11 +404,6 @@ def open_words(words: Sequence[str]) -> Iterator[str]:
         is_value = before.startswith("--") and "=" not in before
         if _BY_SHELL.match(word) and not (is_value and not word.startswith(("$@", "${@", "$*"))):
             yield word
-
-
-def open_flags(words: Sequence[str], parts: LineParts) -> Iterator[str]:
-    """Those behind the launcher's name, which may be flags of its."""
-    return open_words([words[at] for at in parts.launcher_flags if at > parts.launcher_at])
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:

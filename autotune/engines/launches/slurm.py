@@ -43,12 +43,7 @@ def step_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 def tasks_of(words: Sequence[str], step: Mapping[str, str]) -> tuple[int | None, ...]:
     """Tasks that `srun` among some words starts, all and by node, and nodes; None: unsaid."""
     is_srun = any(PurePath(word).name == "srun" for word in words)
-    return (*_tasks(step), nodes_of(step)) if is_srun else (None, None, None)
-
-
-def nodes_of(step: Mapping[str, str]) -> int | None:
-    """Nodes of a job; None: nothing says it."""
-    return _count(step.get("nodes", ""))
+    return (*_tasks(step), _count(step.get("nodes", ""))) if is_srun else (None, None, None)
 
 
 def gpus_per_node(step: Mapping[str, str]) -> int | None:

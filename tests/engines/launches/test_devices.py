@@ -87,11 +87,8 @@ _ON_TWO = (
         ("", "", ["file.lone_nodes"]),
         (", deepspeed_multinode_launcher: pdsh", "", ["file.lone_nodes"]),
         (", deepspeed_multinode_launcher: standard", "", []),
-        (", deepspeed_multinode_launcher: standard", "--main_process_ip a", []),
-        (", deepspeed_multinode_launcher: standard", "$MORE", []),
-        (", deepspeed_multinode_launcher: standard", "--quiet", ["file.lone_nodes"]),
         (", deepspeed_hostfile: hosts", "", []),
-        (", deepspeed_hostfile: hosts", "--quiet", []),
+        ("", "--multi_gpu", []),
     ],
 )
 def test_accelerates_nodes_are_started_by_hosts_or_by_hand(tmp_path, more, line, found):

@@ -22,7 +22,6 @@ from autotune.engines.launches.line import (
     VisibleDevices,
     count_in,
     flags_of,
-    open_flags,
     open_words,
     parts_of,
     ranks_of,
@@ -73,8 +72,6 @@ class LaunchLine:
     """Whether `accelerate launch` is told to."""
     launcher_flags: Mapping[str, Any] = field(default_factory=dict)
     """The launcher's flags."""
-    is_launcher_open: bool = False
-    """Whether only the shell knows further ones."""
     set: frozenset[str] = frozenset()
     """Names of the variables before it."""
     visible: VisibleDevices | None = None
@@ -149,7 +146,6 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         },
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
         launcher_flags=launcher,
-        is_launcher_open=any(open_flags(words, parts)),
         set=frozenset(before),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),

@@ -201,10 +201,9 @@ class Source:
     def not_for(self) -> str:
         """Name of what accelerate runs instead of DeepSpeed, where its YAML says so.
 
-        A file that a script is given as an argument is read by the script (training_args.py).
+        A script reads the file that it is given as an argument (training_args.py).
         """
-        by_script = self.line.config and self.line.consumer is not Consumer.ACCELERATE
-        by_script = by_script or self.arguments.get("deepspeed")
+        by_script = {"deepspeed", "deepspeed_config"} & self.arguments.keys()
         is_read = by_script and self.path != self.accelerate.path
         return "" if self.line.uses_deepspeed or is_read else self.accelerate.not_for
 

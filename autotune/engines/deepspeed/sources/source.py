@@ -64,16 +64,9 @@ from autotune.engines.deepspeed.sources.script import (
     uses_lightnings,
 )
 from autotune.engines.launches.files import LINE, is_shell
-from autotune.engines.launches.line import (
-    TRL,
-    Ranks,
-    flags_of,
-    text_or_none,
-    unmet,
-    visible_devices,
-)
+from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none, visible_devices
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import Consequence, NotJudged, Violation, listed
+from autotune.space.rule import NotJudged, Violation, listed
 
 if TYPE_CHECKING:
     from autotune.engines.launches.shell import Command, ShellText
@@ -565,16 +558,12 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
     by_node = {**file.section, **line.plugin}
-    if by_node.get(OF_NODES[1]):  # the first node starts the others
-        ranks = replace(ranks, left_nodes=0)
+    ranks = replace(ranks, left_nodes=0) if by_node.get(OF_NODES[1]) else ranks  # pdsh starts them
     if source.accelerator != "cpu":
         yield from device_violations(ranks, line, visible)
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
-    starts_deepspeed = line.uses_deepspeed or (
-        file.path is not None
-        and not file.not_for
-        and {"multi_gpu", "use_fsdp"}.isdisjoint(line.launcher_flags)
-    )
+    is_other = file.path is None or file.not_for or "multi_gpu" in line.launcher_flags
+    starts_deepspeed = line.uses_deepspeed or not is_other
     if is_accelerates and starts_deepspeed and (nodes or 1) > 1 and is_alone:
         problem = (
             f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
@@ -582,31 +571,6 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
         )
         fix = f"set {OF_NODES[0]} to standard and start the line on each node, or name hosts"
         yield violation_of("file.lone_nodes", problem=problem, fix=fix)
-    elif line.kind == "accelerate" and (nodes or 1) > 1 and not line.is_launcher_open:
-        is_standard = not starts_deepspeed or by_node.get(OF_NODES[0]) == "standard"
-        if is_standard and source.accelerator != "cpu":
-            yield from _of_machines(source, ranks, nodes)
-
-
-def _of_machines(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Violation]:
-    """Machines of accelerate that do not find one another.
-
-    accelerate/utils/launch.py: prepare_multi_gpu_env, which hands them to torchrun.
-    """
-    told = {"machine_rank": 0} if source.accelerate.path is not None else {}
-    told = {**told, **source.accelerate.data, **source.line.launcher_flags}
-    names = {"node_rank": "machine_rank", "rdzv_endpoint": "main_process_ip"}
-    names |= {"rdzv_backend": "rdzv_backend"}
-    flags = {name: told[key] for name, key in names.items() if told.get(key) is not None}
-    if "rdzv_endpoint" not in flags:
-        problem = f"num_machines={nodes} without main_process_ip: the nodes look for a host None"
-    elif why := unmet({"nnodes": nodes, **flags}, ranks):
-        problem = f"accelerate calls {why}, until it gives up"
-    else:
-        return
-    fix = "give --main_process_ip HOST, the first node, and --rdzv_backend c10d"
-    surely: Consequence = "raised" if ranks.starter else "may_raise"
-    yield violation_of("file.lone_nodes", consequence=surely, problem=problem, fix=fix)
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
@@ -641,9 +605,8 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
         why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
         yield NotJudged(what="the nodes of --hostfile", why=why)
-    n_nodes = flags.get("num_nodes")
-    is_many = type(n_nodes) is int and n_nodes > 1
-    if line.kind == "deepspeed" and "hostfile" not in flags and is_many:
+    n_nodes = None if "hostfile" in flags else flags.get("num_nodes")
+    if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
     is_swifts = Path(line.script).name == "swift"
