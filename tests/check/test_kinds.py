@@ -23,6 +23,10 @@ TASKS = "#SBATCH --nodes=1 --ntasks-per-node=8\n"
 FOUR = "torchrun --nproc_per_node 4 t.py --deepspeed_config plain.json"
 MEETS = "--rdzv_backend c10d --rdzv_endpoint $HOST:29500"
 DEEPSPEED = "deepspeed --num_gpus"
+SCRIPT = "t.py --deepspeed_config plain.json"
+SEVERAL = "#SBATCH --nodes=2 --ntasks-per-node=1\n"
+OF_TWO = "torchrun --nproc_per_node 2 --nnodes 2"
+OF_MACHINES = "accelerate launch --num_machines 2 --num_processes 4 --main_process_ip $H"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
 
@@ -148,6 +152,12 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         (f"srun {FOUR.replace('4', '2 --nnodes 2 --rdzv_backend c10d', 1)}", "file.lone_nodes"),
         (f"srun {FOUR.replace('4', '2 --nnodes 2 --node_rank $SLURM_NODEID', 1)}",
          "file.lone_nodes"),
+        # Nodes with one number, or an address of their own, for all.
+        (f"{SEVERAL}srun {OF_TWO} --node_rank 0 --master_addr $H {SCRIPT}", "file.lone_nodes"),
+        (f"{SEVERAL}export R=$SLURM_NODEID H=$(hostname)\n"
+         f"srun {OF_TWO} --node_rank $R --master_addr $H {SCRIPT}", "file.lone_nodes"),
+        (f"{SEVERAL}export H=localhost\nsrun {OF_TWO} --rdzv_backend c10d "
+         f"--rdzv_endpoint $H:29500 {SCRIPT}", "file.lone_nodes"),
         # Texts for a shell that reads them, or for sbatch; a file that is written before.
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
@@ -176,6 +186,7 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
     [
         ("deepspeed --num_gpus $N t.py --deepspeed_config open.json", "number of ranks"),
         ("deepspeed --hostfile h t.py --deepspeed_config plain.json", "the number of ranks"),
+        (f"{DEEPSPEED} 2 --num_nodes 2 t.py --deepspeed_config plain.json", "/job/hostfile"),
         ("python t.py --deepspeed_config open.json -n 3", "number of ranks"),
         ("mpirun python t.py --deepspeed_config open.json -n 3", "number of ranks"),
         ("mpirun -np $NP python t.py --deepspeed_config open.json -n 3", "number of ranks"),
@@ -209,6 +220,14 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"#SBATCH --ntasks-per-node=4\nNN=$(count)\nsrun -N $NN -n $NN {FOUR}",
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
         f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",
+        f"{SEVERAL}srun bash -c '{OF_TWO} --node_rank $SLURM_NODEID --master_addr $H {SCRIPT}'",
+        f"{SEVERAL}srun -N 1 -n 1 {OF_TWO} --node_rank 0 --master_addr a {SCRIPT}",
+        f"{SEVERAL}ssh $H {OF_TWO} {MEETS} {SCRIPT}",
+        f"{SEVERAL}srun {OF_MACHINES} --machine_rank 0 --rdzv_backend c10d {SCRIPT}",
+        f"{OF_MACHINES} --machine_rank 0 {TRAINER} --gradient_accumulation_steps 2",
+        "accelerate launch --config_file machines.yaml --main_process_ip $H t.py",
+        "accelerate launch --config_file other.yaml trainer.py --deepspeed plain.json "
+        f"{TRAINER.partition('plain.json ')[2]} --gradient_accumulation_steps 2",
     ],
 )
 def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text):
@@ -223,11 +242,16 @@ def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text)
         (FOUR, "file.lone_nodes"),
         (f"bash -c '{FOUR.replace('torchrun --nproc_per_node', DEEPSPEED)}'", "file.lone_nodes"),
         (GPT.replace("8", "4 --standalone", 1) + BATCH, "megatron.environment.lone_nodes"),
+        (f"\n{FOUR}", "file.lone_nodes"),
+        (f"\nbash -c '{OF_TWO} {MEETS} {SCRIPT}'", "file.lone_nodes"),
+        (f"\n{FOUR.replace('torchrun --nproc_per_node', DEEPSPEED)}", "file.lone_nodes"),
+        (f"\n{OF_MACHINES} --machine_rank 0 {SCRIPT}", "file.lone_nodes"),
     ],
 )
 def test_nodes_that_train_apart_are_warned_of(tmp_path, monkeypatch, line, rule):
     monkeypatch.chdir(tmp_path)
-    text = f"#SBATCH --nodes=2 --ntasks-per-node=1\nsrun --ntasks-per-node=1 {line}\n"
+    srun = "" if line.startswith("\n") else "srun --ntasks-per-node=1 "
+    text = f"#SBATCH --nodes=2 --ntasks-per-node=1\n{srun}{line}\n"
     (tmp_path / "plain.json").write_text(FILES["plain.json"])
     (tmp_path / "run.sh").write_text(text)
     (report,) = check_file(tmp_path / "run.sh", CheckFlags(megatron_release="0.16"))

@@ -26,10 +26,14 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     nodes = ranks.world // per_node if ranks.world and per_node else None
     nodes = nodes and (1 if ranks.reaches_nodes else nodes)
     if ranks.unmet:
-        fix = "add --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
+        fix = "give --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
         surely: Consequence = "raised" if ranks.starter else "may_raise"
         yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
+    elif ranks.left_nodes:
+        has = f"the job has {ranks.left_nodes + 1} nodes, and {ranks.launcher} stands without srun"
+        fix = "start it by srun, one task a node, name the nodes in a hostfile, or ask for one"
+        yield Misfit("lone_nodes", f"{has}: the first node alone runs it", fix)
     if per_node is None:
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):

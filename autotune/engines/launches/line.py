@@ -76,6 +76,13 @@ _LONGEST_NUMBER = 8
 _NODES = re.compile(r"(\d+:)?(\d+)")
 """Nodes, or a range of them, for torchrun."""
 
+_REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
+_STARTS_HERE = re.compile(PROGRAMS["starts_here"])
+"""Words before a launcher that start it on no other node."""
+_LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
+_OF_BATCH = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
+"""Variables that differ between the tasks of a job, and are 0 in its batch file."""
+
 _BY_SHELL = re.compile(r"[\"']?[$`]")
 
 
@@ -133,6 +140,8 @@ class Ranks:
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
+    left_nodes: int = 0
+    """Nodes of a job of Slurm's on which nothing starts the launcher."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
     lacks_ranks: bool | None = False
@@ -299,12 +308,17 @@ def ranks_of(
     )
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
+        ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]
+        is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
         flags = [words[number] for number in parts.launcher_flags]
-        given, is_read = dict(flags_of(flags)), not any(open_words(flags))
-        if parts.kind == "torchrun":
-            starter = _task_starter([*within, *words[: parts.launcher_at]])
-            unmet = _unmet(_with_variables(given, variables), starter) if is_read else ""
-            ranks = replace(ranks, starter=starter, unmet=unmet)
+        behind = [words[number] for number in parts.launcher_flags if number > parts.launcher_at]
+        given, is_read = dict(flags_of(flags)), not any(open_words(behind))
+        is_here &= parts.kind == "torchrun" or _REACHING.isdisjoint(given)
+        left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
+        ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
+        if parts.kind == "torchrun" and is_read:
+            why = _unmet(_with_variables(given, variables), ranks, in_batch="srun" in words)
+            ranks = replace(ranks, unmet=why)
         if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
             ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
             ranks = replace(
@@ -332,16 +346,21 @@ def ranks_of(
         ranks = replace(ranks, starter="srun" if behind else "").of(world, tasks_per_node)
     if (ranks.tasks or tasks_per_node or 1) == 1 or "RANK" in variables:
         return ranks
-    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    others = _without_values(behind)
     return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
 
 
 def _task_starter(words: Sequence[str]) -> str:
     """`srun` where it starts what stands behind some words, and none of them sets variables."""
     behind = [*dropwhile(lambda word: PurePath(word).name != "srun", words)]
-    others = (word for before, word in pairwise(behind) if before not in _VALUES_OF_SRUN)
+    others = _without_values(behind)
     is_plain = all(one in ("bash", "sh") or _TELLS_NO_RANKS.fullmatch(one) for one in others)
     return "srun" if behind and is_plain else ""
+
+
+def _without_values(words: Sequence[str]) -> Iterator[str]:
+    """The words behind a first one, without values of Slurm's options and a text for a shell."""
+    return (word for before, word in pairwise(words) if before not in _VALUES_OF_SRUN)
 
 
 def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
@@ -350,22 +369,29 @@ def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> d
     return {name[4:].lower(): typed(variables[name]) for name in names} | dict(flags)
 
 
-def _unmet(flags: Mapping[str, Any], starter: str) -> str:
+def _unmet(flags: Mapping[str, Any], ranks: Ranks, *, in_batch: bool) -> str:
     """Why nodes with the same flags wait for one another until torchrun gives up.
 
     torch/distributed/run.py: config_from_args, get_rdzv_endpoint; it reads no MASTER_ADDR. Nodes
-    that have a number each and no `starter` may be launchers on one machine.
+    that have a number each and no starter may be launchers on one machine.
     """
     named = _NODES.fullmatch(str(flags.get("nnodes")))
     if named is None or int(named[2]) < 2 or UNKNOWN.search(str(flags.get("rdzv_backend"))):
         return ""
     is_static = flags.get("rdzv_backend", "static") == "static"
     place = "master_addr" if is_static else "rdzv_endpoint"
+    number, met = str(flags.get("node_rank")), str(flags.get("rdzv_endpoint", flags.get(place)))
+    is_on_several = ranks.starter == "srun" and ranks.tasks != 1 and (ranks.nodes or 1) > 1
+    is_same = number.isdecimal() or (in_batch and _OF_BATCH.fullmatch(number))
     if flags.get("standalone"):
         why = "with --standalone: each node waits at an address of its own"
     elif is_static and "node_rank" not in flags:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
-    elif (starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
+    elif is_static and is_on_several and is_same:
+        why = f"with --node_rank {number}, the same number on each node"
+    elif is_on_several and _LOCAL.fullmatch(met):
+        why = f"with --{place} {met}, which each node takes for itself"
+    elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
         why = f"without --{place}: each node waits at an address of its own"
     else:
         return ""

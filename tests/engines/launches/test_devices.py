@@ -82,16 +82,19 @@ _ON_TWO = (
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("more", "line", "found"),
     [
-        ("", ["file.lone_nodes"]),
-        (", deepspeed_multinode_launcher: pdsh", ["file.lone_nodes"]),
-        (", deepspeed_multinode_launcher: standard", []),
-        (", deepspeed_hostfile: hosts", []),
+        ("", "", ["file.lone_nodes"]),
+        (", deepspeed_multinode_launcher: pdsh", "", ["file.lone_nodes"]),
+        (", deepspeed_multinode_launcher: standard", "", []),
+        (", deepspeed_hostfile: hosts", "", []),
+        ("", "--multi_gpu", []),
     ],
 )
-def test_accelerates_nodes_are_started_by_hosts_or_by_hand(tmp_path, more, found):
-    assert rules(checked(write(tmp_path, _ON_TWO % more, "accelerate.yaml"))) == found
+def test_accelerates_nodes_are_started_by_hosts_or_by_hand(tmp_path, more, line, found):
+    path = write(tmp_path, _ON_TWO % more, "accelerate.yaml")
+    launch = f"accelerate launch --config_file {path} {line} t.py" if line else None
+    assert rules(checked(path, launch=launch)) == found
 
 
 @pytest.mark.parametrize(

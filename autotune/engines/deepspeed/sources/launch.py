@@ -70,8 +70,8 @@ class LaunchLine:
     """DeepSpeed's flags of `accelerate launch`."""
     uses_deepspeed: bool = False
     """Whether `accelerate launch` is told to."""
-    launcher_flags: tuple[str, ...] = ()
-    """Names of the launcher's flags."""
+    launcher_flags: Mapping[str, Any] = field(default_factory=dict)
+    """The launcher's flags."""
     set: frozenset[str] = frozenset()
     """Names of the variables before it."""
     visible: VisibleDevices | None = None
@@ -145,7 +145,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
             if by_accelerate and name in launcher
         },
         uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
-        launcher_flags=tuple(launcher),
+        launcher_flags=launcher,
         set=frozenset(before),
         visible=visible_devices(launcher if by_accelerate else {}, before),
         accelerator="cpu" if is_cpu else accelerator_in(before),

@@ -199,8 +199,13 @@ class Source:
 
     @property
     def not_for(self) -> str:
-        """Name of what accelerate runs instead of DeepSpeed, where its YAML says so."""
-        return "" if self.line.uses_deepspeed else self.accelerate.not_for
+        """Name of what accelerate runs instead of DeepSpeed, where its YAML says so.
+
+        A script reads the file that it is given as an argument (training_args.py).
+        """
+        by_script = {"deepspeed", "deepspeed_config"} & self.arguments.keys()
+        is_read = by_script and self.path != self.accelerate.path
+        return "" if self.line.uses_deepspeed or is_read else self.accelerate.not_for
 
     @property
     def is_tuned(self) -> bool | None:

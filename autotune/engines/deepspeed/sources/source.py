@@ -557,11 +557,14 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     line, file = source.line, source.accelerate
     is_accelerates = line.kind == "accelerate" or file.path is not None
     visible = line.visible or visible_devices(file.data if is_accelerates else {})
+    by_node = {**file.section, **line.plugin}
+    ranks = replace(ranks, left_nodes=0) if by_node.get(OF_NODES[1]) else ranks  # pdsh starts them
     if source.accelerator != "cpu":
         yield from device_violations(ranks, line, visible)
-    by_node = {**file.section, **line.plugin}
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
-    if is_accelerates and not source.not_for and (nodes or 1) > 1 and is_alone:
+    is_other = file.path is None or file.not_for or "multi_gpu" in line.launcher_flags
+    starts_deepspeed = line.uses_deepspeed or not is_other
+    if is_accelerates and starts_deepspeed and (nodes or 1) > 1 and is_alone:
         problem = (
             f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
             "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
@@ -602,6 +605,10 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
         why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
         yield NotJudged(what="the nodes of --hostfile", why=why)
+    n_nodes = None if "hostfile" in flags else flags.get("num_nodes")
+    if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
+        why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
+        yield NotJudged(what="the nodes of /job/hostfile", why=why)
     is_swifts = Path(line.script).name == "swift"
     if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
