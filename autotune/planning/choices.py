@@ -16,6 +16,8 @@ CHANCES = (0.75, 0.5)
 """Probabilities to fit of which a plan names the fastest, below `MIN_FIT`: no cliff is there."""
 PROBABLE = CHANCES[-1]
 """A candidate that fits at least as likely as not probably fits."""
+_LIKELY = 0.65
+"""Probability to fit from which on a plain layout beats one that needs the host or is exotic."""
 LONG_TOKENS = 16_384
 """Tokens of a sequence from which on ranks share one for a reason; below, it is exotic."""
 TIE = 1.03
@@ -216,9 +218,9 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
 
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
     chance is worth it, as of `ranked`, and some of the prediction's error too. An unproven row is
-    no reason. Beside a first row that needs the host or is exotic, a plainer one is worth any
-    gain. Where a baseline that probably fits is faster than the first row, no more is asked than
-    it has.
+    no reason. Beside a first row that needs the host or is exotic, a plainer one that likely fits
+    is worth any gain. Where a baseline that probably fits is faster than the first row, no more
+    is asked than it has.
     """
     fit, times_s = found.fit_probability, found.step_time_s
     first, wanted = int(choices.firsts[0]), choices.min_fit
@@ -233,7 +235,7 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
     if uses_host[first] or strain[first] >= _EXOTIC:
         rows = choices.firsts[choices.like_first(choices.firsts)]
         is_plainer = ~uses_host & (strain < min(strain[first], _EXOTIC))
-        is_worth = is_plainer & (fit >= PROBABLE) & (times_s * TIE < times_s[first])
+        is_worth = is_plainer & (fit >= _LIKELY) & (times_s * TIE < times_s[first])
         first = next((int(row) for row in rows if is_worth[row]), first)
         wanted = min(wanted, np.floor(20 * fit[first]) / 20)  # down to a twentieth
     if baseline is not None and baseline.step_time_s[0] * TIE < times_s[first]:
