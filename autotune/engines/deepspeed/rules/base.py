@@ -309,6 +309,11 @@ class Setup:
             return max(1, self.world // (self.pp * self.tp))
         return max(1, self.world // self._sequence_parallel_size)
 
+    @property
+    def leaves_ranks_over(self) -> bool:
+        """Whether the degrees do not divide the world, which rules about the world refuse."""
+        return self.world % (self.tp * self.pp * self.sp_by_script) > 0
+
     @cached_property
     def dp(self) -> int:
         """Data parallel degree: world / (tp * pp * sp), rounded down."""

@@ -48,7 +48,7 @@ def _product(setup: Setup) -> Finding | None:
         return wrong
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
-    if setup.world % (setup.tp * setup.pp * setup.sp_by_script):  # rules about the world refuse it
+    if setup.leaves_ranks_over:
         return None
     micro, accum, total = found
     amount = micro * accum * dp
@@ -99,7 +99,7 @@ def _total_under_tp(setup: Setup) -> Finding | None:
 @rule("the global batch is part of the problem, not a knob", consequence="differs")
 def _global_batch(setup: Setup) -> Finding | None:
     wanted = setup.global_batch
-    if wanted is None or setup.world % (setup.tp * setup.pp * setup.sp_by_script):
+    if wanted is None or setup.leaves_ranks_over:
         return None
     found, dp = setup.batch, setup.dp
     if found is None or found[0] * found[1] * dp == wanted:
