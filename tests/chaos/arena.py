@@ -73,11 +73,7 @@ class Arena:
         return self.finish(self.submit(factory, start, **changes))
 
     def check(self) -> None:
-        """Nothing is left over, the record is whole, and the same gang trains a sound trial.
-
-        Raises:
-            NotSurvivedError: One of these does not hold.
-        """
+        """Nothing is left over, the record is whole, and the same gang trains a sound trial."""
         check_nothing_is_left(self.study, self._ports)
         sound = self.run("nothing_in_first", Start.WARM)
         must(sound.outcome is Outcome.OK, f"the next trial: {sound.outcome} {sound.evidence}")

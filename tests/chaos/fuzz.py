@@ -24,7 +24,6 @@ from autotune.base.errors import AutotuneError
 from autotune.contract import ContractError
 from tests.chaos.mutations import NO_FILES
 from tests.chaos.readers import Reader, make_readers
-from tests.chaos.records import write_record
 
 MAX_SECONDS = 10.0
 """Limit of processor time for one input, so that a busy machine changes nothing."""
@@ -56,7 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--inputs", type=int, default=10_000, help="of all readers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", help="only this one")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep what came of it here")
     parser.add_argument("--only", type=int, help="only the input of this number")
     options = parser.parse_args(arguments)
     began = time.monotonic()
@@ -67,33 +65,19 @@ def main(arguments: Sequence[str]) -> int:
         if options.only is not None:
             numbers = range(options.only, options.only + 1)
         failures: list[Failure] = []
-        rows = []
         print(f"{'reader':21}  inputs  refused  failed  seconds")
         for reader in readers:
             started = time.monotonic()
             found, n_refused = fuzz(reader, numbers, options.seed)
             failures += found
             spent_s = time.monotonic() - started
-            rows.append(
-                {
-                    "reader": reader.name,
-                    "inputs": len(numbers),
-                    "refused": n_refused,
-                    "failed": len(found),
-                    "seconds": round(spent_s, 1),
-                }
-            )
             figures = f"{len(numbers):6}  {n_refused:7}  {len(found):6}  {spent_s:7.1f}"
             print(f"{reader.name:21}  {figures}", flush=True)
             for failure in found:
                 print(f"  --seed {failure.seed}: {failure.said}")
                 print(f"  smallest input: {_shown(failure.text)}", flush=True)
     total = len(numbers) * len(readers)
-    wall_s = time.monotonic() - began
-    print(f"{total} inputs, {len(failures)} failed, {wall_s:.0f} s")
-    if options.record is not None:
-        counted = {"inputs": total, "failed": len(failures), "wall_s": round(wall_s)}
-        write_record(options.record, "tests.chaos.fuzz", arguments, {**counted, "rows": rows})
+    print(f"{total} inputs, {len(failures)} failed, {time.monotonic() - began:.0f} s")
     return 1 if failures or not total else 0
 
 

@@ -53,11 +53,7 @@ class Nodes(Gangs):
             super().close()
 
     def check(self) -> None:
-        """Both nodes are back, nothing of a trial is on them, and they train a sound one.
-
-        Raises:
-            NotSurvivedError: One of these does not hold.
-        """
+        """Both nodes are back, nothing of a trial is on them, and they train a sound one."""
         self.wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
         self.trains()
         self.wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")

@@ -61,11 +61,7 @@ class Cluster:
         self.check()
 
     def check(self) -> None:
-        """No actor of ours is left, and nothing that one started.
-
-        Raises:
-            NotSurvivedError: Something is.
-        """
+        """No actor of ours is left, and nothing that one started."""
         wait_until(lambda: self.ray.programs() == [], "a program of ours is left")
         wait_until(lambda: self.ray.actors() == [], "an actor of ours is left")
 

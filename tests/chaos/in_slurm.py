@@ -56,11 +56,7 @@ class Cluster:
         self.check()
 
     def check(self) -> None:
-        """No job and no process is left, and all nodes are free.
-
-        Raises:
-            NotSurvivedError: One of these does not hold.
-        """
+        """No job and no process is left, and all nodes are free."""
         for holds, what in (
             (lambda: self.slurm.jobs() == [], "a job is left"),
             (lambda: self.slurm.processes() == [], "a process is left"),

@@ -139,11 +139,7 @@ def _inject_hang(
 
 
 def expect(result: TrialResult, outcome: Outcome, evidence: str, start: Start) -> None:
-    """See that a trial ended as it must, with evidence, the way it was to start.
-
-    Raises:
-        NotSurvivedError: It did not.
-    """
+    """See that a trial ended as it must, with evidence, the way it was to start."""
     said = f"{result.outcome}: {result.evidence!r} ({result.evidence_source})"
     must(result.outcome is outcome, f"not {outcome} but {said}")
     must(evidence in result.evidence, f"{evidence!r} is not in {said}")

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.extensions import stale_locks
 from autotune.fleet.node.ports import ports_of_segments
 from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
-from tests.chaos.faults import LostError, must
+from tests.chaos.faults import must
 
 _LEASE = "@autotune-port-"
 """How the names of leases begin, as the kernel shows them."""
@@ -27,9 +27,6 @@ def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
     Args:
         study: The trials'.
         ports: That they were given.
-
-    Raises:
-        NotSurvivedError: Something is left.
     """
     left = processes_of(study.trials_folder)
     must(not left, f"processes are left: {[' '.join(_command(p))[:80] for p in left]}")
@@ -54,15 +51,10 @@ def check_record(study: Study, before: Digests) -> Digests:
     Args:
         study: The record.
         before: What an earlier call returned.
-
-    Raises:
-        LostError: A result is gone or changed.
-        NotSurvivedError: A trial has none.
     """
     now = digests(study)
     lost = [n for n, digest in before.items() if now.get(n) != digest]
-    if lost:
-        raise LostError(f"finished trials were lost or changed: {lost}")
+    must(not lost, f"finished trials were lost or changed: {lost}")
     recorded = study.read()
     # A folder whose spec was never written is one of a trial that never began.
     begun = [u for u in recorded.unreadable if (u.folder / SPEC_FILE).exists()]

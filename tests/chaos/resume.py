@@ -12,22 +12,15 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import frozen_trials, make_axes
 from autotune.search.runner import Runner
-from tests.chaos.faults import LostError, must
+from tests.chaos.faults import must
 from tests.chaos.invariants import Digests, check_record, unleased_segments
 from tests.searches import Search
 from tests.trials import wait_until
 
 
 def check_no_process(search: Search) -> None:
-    """No process of the study's trials is left, a moment after what they belonged to ended.
-
-    Raises:
-        NotSurvivedError: One is.
-    """
-    try:
-        wait_until(lambda: not processes_of(search.study.folder), "a process is left")
-    except AssertionError as error:
-        must(False, str(error))
+    """No process of the study's trials is left, a moment after what they belonged to ended."""
+    wait_until(lambda: not processes_of(search.study.folder), "a process is left")
 
 
 def resume(search: Search, before: Digests) -> History:
@@ -36,10 +29,6 @@ def resume(search: Search, before: Digests) -> History:
     Args:
         search: Whose study.
         before: Digests of the results that had been written before the fault.
-
-    Raises:
-        LostError: A result is gone or changed, or a trial is told twice or not at all.
-        NotSurvivedError: The study cannot be taken over.
     """
     session = open_session(None, search.flags, results=search.study.root)
     study = session.study
@@ -55,8 +44,7 @@ def resume(search: Search, before: Digests) -> History:
     check_record(study, before)
     half = [str(path) for path in study.folder.rglob(".*.json.*")]
     must(not half, f"half-written files are left: {half}")
-    if runner.left_out:
-        raise LostError(f"trials of this very job are left out: {runner.left_out}")
+    must(not runner.left_out, f"trials of this very job are left out: {runner.left_out}")
     axes = make_axes(session.lattice.values, runner.history)
     objective = Objective.of(session.job, session.environment)
     check_told(runner.history, frozen_trials(axes, runner.history, objective))
@@ -67,9 +55,6 @@ def check_told(history: History, told: list[Any]) -> None:
     """Each candidate is told once, complete if one of its trials answers; none answered twice.
 
     A disturbed trial does not answer any more once its repeat does.
-
-    Raises:
-        LostError: It is not so.
     """
     answering = [
         trial.spec
@@ -85,11 +70,9 @@ def check_told(history: History, told: list[Any]) -> None:
     twice = [candidate for candidate, n in answers.items() if n > 1]
     complete = sum(trial.state.name == "COMPLETE" for trial in told)
     answered = sum(t.measured is not None or t.fault is not None for t in history.tried)
-    if twice or len(told) != len(history.tried) or complete != answered:
-        raise LostError(
-            f"ran twice: {twice}; {len(told)} told of {len(history.tried)} candidates, "
-            f"{complete} as complete of {answered}"
-        )
+    must(not twice, f"ran twice: {twice}")
+    told_of = f"{len(told)} told of {len(history.tried)} candidates, {complete} as complete"
+    must(len(told) == len(history.tried) and complete == answered, f"{told_of} of {answered}")
 
 
 class _NoFleet:
