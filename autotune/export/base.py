@@ -306,7 +306,7 @@ def subject_of(
 
     Raises:
         KeyError: The settings lack one.
-        ValueError: The memory limit is none; older exports name none.
+        ValueError: The memory limit is no whole number.
     """
     limit_bytes = settings.get("memory_limit_bytes")
     if limit_bytes is not None:

@@ -39,8 +39,8 @@ _LEAST = {
 """Settings that are whole numbers -> the least that each may be."""
 _WORDS = ("recompute", "attention", "compile", "offload.activations")
 """Settings that are text."""
-_LATER = {"mlp_chunk_tokens": 0, "offload.activations": "none"}
-"""Settings that older exports do not say, with what they mean by that."""
+_MORE = ("mlp_chunk_tokens", "offload.activations")
+"""Settings of this engine alone."""
 
 
 class DeepSpeedFiles(Dialect):
@@ -126,8 +126,7 @@ def _parts(
     folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Workload, Layout]:
     """What is trained, and how its ranks share the work."""
-    # Older exports say none.
-    stated = {"sp": 1, **_LATER, **settings}
+    stated = dict(settings)
     for name, least in _LEAST.items():
         whole(stated, name, least=least)
     for name in _WORDS:
@@ -137,4 +136,4 @@ def _parts(
     stated["grad_accum"] = whole(config, "gradient_accumulation_steps")
     if "factory" not in stated:
         stated["config"] = read_json(folder / "model" / "config.json")
-    return parts_of(stated, digest=script_digest(), more=_LATER)
+    return parts_of(stated, digest=script_digest(), more=_MORE)
