@@ -231,7 +231,7 @@ def _seconds(date: str) -> str:
 
 
 def _all_answered(results: Path) -> bool:
-    stages = read_json(results / STAGES_FILE, [])
+    stages = read_json(results / STAGES_FILE) or []
     return bool(stages) and all(stage["is_answered"] for stage in stages)
 
 

@@ -88,8 +88,23 @@ REHEARSAL = Jobs(
 
 def stages_of(jobs: Jobs) -> Sequence[Stage]:
     """The stages, in order of worth."""
-    search_s = 4 * jobs.least_s
-    trials = "the trials that ended, and the rounds of the comparison so far"
+
+    def search(
+        name: str,
+        answers: str,
+        *flags: str,
+        n_trials: int = 3,
+        command: tuple[str, ...] = (),
+    ) -> Stage:
+        return Stage(
+            name=name,
+            answers=answers,
+            command=_search(name, *flags, n_trials=n_trials, command=command),
+            least_s=4 * jobs.least_s,
+            leaves="the trials that ended, and the rounds of the comparison so far",
+        )
+
+    megatron = ("--engine", "megatron")
     return (
         Stage(
             name="machine",
@@ -99,40 +114,20 @@ def stages_of(jobs: Jobs) -> Sequence[Stage]:
             leaves="nothing",
             answering_codes=(0, 4),
         ),
-        Stage(
-            name="small-cold",
-            answers="a small job searched by cold trials, and its gain with an interval",
-            command=_search("small-cold", *jobs.small, "--start", "cold"),
-            least_s=search_s,
-            leaves=trials,
+        search(
+            "small-cold",
+            "a small job searched by cold trials, and its gain with an interval",
+            *(*jobs.small, "--start", "cold"),
         ),
-        Stage(
-            name="small-warm",
-            answers="the same by warm trials: what a warm start saves",
-            command=_search("small-warm", *jobs.small),
-            least_s=search_s,
-            leaves=trials,
+        search("small-warm", "the same by warm trials: what a warm start saves", *jobs.small),
+        search(
+            "full",
+            "a gain where every weight is trained, with its interval",
+            *(*jobs.full, "--no-diagnose"),
         ),
-        Stage(
-            name="full",
-            answers="a gain where every weight is trained, with its interval",
-            command=_search("full", *jobs.full, "--no-diagnose"),
-            least_s=search_s,
-            leaves=trials,
-        ),
-        Stage(
-            name="lora",
-            answers="the same where adapters are trained",
-            command=_search("lora", *jobs.lora, "--no-diagnose"),
-            least_s=search_s,
-            leaves=trials,
-        ),
-        Stage(
-            name="long",
-            answers="the same of long samples under a cap of memory",
-            command=_search("long", *jobs.long, "--no-diagnose"),
-            least_s=search_s,
-            leaves=trials,
+        search("lora", "the same where adapters are trained", *jobs.lora, "--no-diagnose"),
+        search(
+            "long", "the same of long samples under a cap of memory", *jobs.long, "--no-diagnose"
         ),
         Stage(
             name="warm",
@@ -161,40 +156,29 @@ def stages_of(jobs: Jobs) -> Sequence[Stage]:
             least_s=60 + 3 * jobs.least_s,
             leaves="nothing",
         ),
-        Stage(
-            name="megatron",
-            answers="Megatron's engine: a gain with its interval",
-            command=_search("megatron", *_without_space(jobs.small), "--engine", "megatron"),
-            least_s=search_s,
-            leaves=trials,
+        search(
+            "megatron",
+            "Megatron's engine: a gain with its interval",
+            *(*_without_space(jobs.small), *megatron),
         ),
-        Stage(
-            name="experts-deepspeed",
-            answers="a small mixture of experts by DeepSpeed",
-            command=_search("experts-deepspeed", *jobs.experts, "--space", "smoke", n_trials=1),
-            least_s=search_s,
-            leaves=trials,
+        search(
+            "experts-deepspeed",
+            "a small mixture of experts by DeepSpeed",
+            *(*jobs.experts, "--space", "smoke"),
+            n_trials=1,
         ),
-        Stage(
-            name="experts-megatron",
-            answers="the same by Megatron",
-            command=_search("experts-megatron", *jobs.experts, "--engine", "megatron", n_trials=1),
-            least_s=search_s,
-            leaves=trials,
+        search("experts-megatron", "the same by Megatron", *jobs.experts, *megatron, n_trials=1),
+        search(
+            "script",
+            "a training script of Hugging Face's Trainer, searched unchanged",
+            command=jobs.script,
+            n_trials=2,
         ),
-        Stage(
-            name="script",
-            answers="a training script of Hugging Face's Trainer, searched unchanged",
-            command=_search("script", command=jobs.script, n_trials=2),
-            least_s=search_s,
-            leaves=trials,
-        ),
-        Stage(
-            name="compiled",
-            answers="DeepCompile, flash attention and other knobs that bring kernels of their own",
-            command=_search("compiled", *jobs.compiled, "--sampler", "grid", n_trials=6),
-            least_s=search_s,
-            leaves=trials,
+        search(
+            "compiled",
+            "DeepCompile, flash attention and other knobs that bring kernels of their own",
+            *(*jobs.compiled, "--sampler", "grid"),
+            n_trials=6,
         ),
         Stage(
             name="tests",

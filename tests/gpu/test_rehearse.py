@@ -36,3 +36,9 @@ def test_a_file_that_does_not_travel_is_found(tmp_path: Path) -> None:
     (tmp_path / "deep" / "notes.txt").touch()
     with pytest.raises(rehearse.RehearsalError, match=r"deep/notes\.txt"):
         rehearse.kept(tmp_path, set())
+
+
+def test_a_piece_that_was_killed_before_it_wrote_anything_has_answered_nothing(
+    tmp_path: Path,
+) -> None:
+    assert not rehearse._all_answered(tmp_path)
