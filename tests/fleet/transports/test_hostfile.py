@@ -161,7 +161,7 @@ def test_a_search_outlives_its_coordinator(nodes, tmp_path):
     search = Search(tmp_path)
     search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
     flags = [*nodes.flags, "--results", str(search.study.root), "--trials", "1"]
-    flags += ["--no-diagnose", "--budget", "40s", "--compare", "best", "--guard-steps", "0"]
+    flags += ["--no-diagnose", "--budget", "10s", "--compare", "best", "--guard-steps", "0"]
     first = search.start(*flags)
     wait_until(search.is_under_way, "a rank runs")
     os.kill(first.pid, signal.SIGKILL)

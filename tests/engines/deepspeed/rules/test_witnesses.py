@@ -34,6 +34,8 @@ UNEVEN: dict[str, dict[str, Any]] = {
     "odd MLP width": {"ffn_hidden": 63},
     "odd tied vocabulary": {"vocab": 63, "tied_embeddings": True},
 }
+IN_EVERY_RUN = ("one head for two ranks", "odd tied vocabulary")
+"""What cannot be split, in the layers and in the head."""
 # Plain SGD without clipping shows a wrong gradient that AdamW and clipping would hide.
 _SGD = {
     "optimizer": {"type": "SGD", "params": {"lr": 0.5, "torch_adam": None}},
@@ -81,16 +83,12 @@ def reason_to_skip(witness: Witness) -> str:
     return ""
 
 
-OF_KEYS = ("zero.inert_key", "schema.deprecated_name")
-"""Rules whose witnesses name another key each, which a release may bring to life by itself."""
-
-
 def further() -> set[str]:
     """Names of witnesses of a rule and a consequence that another one shows in every run."""
     found, shown = set(), set()
     for param in WITNESSES:
         (witness,), rule = param.values, str(param.id).rpartition("-")[0]
-        if rule not in OF_KEYS and not reason_to_skip(witness):
+        if not reason_to_skip(witness):
             if (rule, witness.consequence) in shown:
                 found.add(param.id)
             shown.add((rule, witness.consequence))
@@ -98,6 +96,10 @@ def further() -> set[str]:
 
 
 FURTHER = further()
+MARKED = [
+    pytest.param(*param.values, id=param.id, marks=[pytest.mark.thorough] * (param.id in FURTHER))
+    for param in WITNESSES
+]
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +117,7 @@ def answers(request, tmp_path_factory):
     return run_cases(cases, tmp_path_factory.mktemp("witnesses"))
 
 
-@pytest.mark.parametrize(
-    "witness",
-    [
-        pytest.param(
-            *param.values, id=param.id, marks=[pytest.mark.thorough] * (param.id in FURTHER)
-        )
-        for param in WITNESSES
-    ],
-)
+@pytest.mark.parametrize("witness", MARKED)
 def test_the_engine_does_what_the_witness_says(witness, answers):
     if reason := reason_to_skip(witness):
         pytest.skip(reason)
@@ -156,7 +150,7 @@ def test_what_raises_trains_once_it_is_repaired(witness, answers):
 
 
 @pytest.mark.parametrize(
-    "witness", [param for param in WITNESSES if param.values[0].acts_with is not None]
+    "witness", [param for param in MARKED if param.values[0].acts_with is not None]
 )
 def test_an_ignored_value_acts_where_the_witness_says_so(witness, answers):
     if reason := reason_to_skip(witness):
@@ -165,7 +159,10 @@ def test_an_ignored_value_acts_where_the_witness_says_so(witness, answers):
     assert what_ran(broken) != what_ran(repaired)
 
 
-@pytest.mark.parametrize("shape", UNEVEN)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.thorough] * (shape not in IN_EVERY_RUN)) for shape in UNEVEN],
+)
 def test_uneven_tensor_parallelism_trains_the_same(shape, answers):
     """Why no rule asks for divisible heads, widths or vocabularies."""
     if refused := judge(setup_of(UNEVEN_CASES[shape][1], version=INSTALLED)):
