@@ -19,7 +19,7 @@ TEXT = PATH.read_text(encoding="utf-8")
 GATES = (PATH.parents[2] / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
 
 SHORTER = {
-    "--budget 20m": "--budget 20s --trials 1 --space smoke --compare best",
+    "--budget 20m": "--budget 10s --trials 1 --space smoke --compare best",
     "--minutes 30": "--minutes 0.02",  # the steps that a soak takes at the least
     "doctor": "doctor --no-measure",  # that of the README measures
 }

@@ -327,7 +327,7 @@ def test_a_search_in_an_allocation_leaves_it_and_answers_as_here(
 def test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends(cluster, tmp_path):
     search = Search(tmp_path)
     flags = ["--fleet", "slurm:-N2 -t 10", "--trials", "1", "--no-diagnose"]
-    flags += ["--budget", "10s", "--compare", "best", "--guard-steps", "0"]
+    flags += ["--budget", "40s", "--compare", "best", "--guard-steps", "0"]
 
     def begun(number: int):
         process = search.start(*flags)
