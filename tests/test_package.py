@@ -164,7 +164,7 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
         [
             *(python, "-m", "autotune", "search", "--yes", "--json"),
             *("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "4", "--world", "2"),
-            *("--precision", "fp32", "--space", "smoke", "--trials", "1", "--budget", "10s"),
+            *("--precision", "fp32", "--space", "smoke", "--trials", "1", "--budget", "20s"),
             *("--no-diagnose", "--guard-steps", "0"),
         ],
         cwd=elsewhere,

@@ -18,10 +18,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RESULT = (REPOSITORY / "docs" / "result.md").read_text(encoding="utf-8")
 
-# The demo as it stands takes minutes: here it gets one trial and 10 s. The environment is the
+# The demo as it stands takes minutes: here it gets one trial and 20 s. The environment is the
 # one that runs this test, so that nothing is installed.
 DEMO = (
-    "make demo SEARCH='--space smoke --trials 1 --budget 10s --compare best' -o .venv/.installed"
+    "make demo SEARCH='--space smoke --trials 1 --budget 20s --compare best' -o .venv/.installed"
 )
 ACTIVATE = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
 

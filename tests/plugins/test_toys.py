@@ -37,7 +37,7 @@ JOB = (
 
 QUICK = (
     *("--trials", "1", "--space", "smoke", "--no-diagnose"),
-    *("--guard-steps", "0", "--budget", "10s"),
+    *("--guard-steps", "0", "--budget", "15s"),
 )
 """Real ranks, for what a plug-in does to them alone."""
 SIMULATED = ("--fleet", "simulate:2xH100")
