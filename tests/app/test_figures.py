@@ -25,13 +25,6 @@ def simulate(tmp_path: Path, **flags: Any) -> tuple[Study, Notebook]:
     return session.study, notebook
 
 
-def test_a_search_names_the_users_figures(tmp_path: Path) -> None:
-    path = write(tmp_path / "hardware.yaml", CPU, layer_s=5e-3)
-    study, notebook = simulate(tmp_path, accelerators=path)
-    assert any(note.startswith(f"predicted by CPU of {path}") for note in notebook.notes)
-    assert f"accelerators: {path}" in study.job_file.read_text(encoding="utf-8")
-
-
 def test_a_search_by_the_shipped_table_says_nothing_of_it(tmp_path: Path) -> None:
     _, notebook = simulate(tmp_path)
     assert not any("predicted by" in note for note in notebook.notes)
@@ -42,11 +35,13 @@ def test_a_file_without_these_devices_is_said_to_be_of_no_use(tmp_path: Path) ->
     assert any("has no entry for these devices" in note for note in notebook.notes)
 
 
-def test_measured_figures_change_what_a_trial_is_predicted_to_take(tmp_path: Path) -> None:
+def test_a_search_names_the_users_figures_and_is_predicted_by_them(tmp_path: Path) -> None:
     steps_s = []
     for name, layer_s in (("fast", 1e-3), ("slow", 0.5)):
         path = write(tmp_path / f"{name}.yaml", CPU, layer_s=layer_s)
-        study, _ = simulate(tmp_path / name, accelerators=path)
+        study, notebook = simulate(tmp_path / name, accelerators=path)
+        assert any(note.startswith(f"predicted by CPU of {path}") for note in notebook.notes)
+        assert f"accelerators: {path}" in study.job_file.read_text(encoding="utf-8")
         predicted = study.trials()[0].spec.provenance.predicted
         steps_s.append(predicted.step_time_s)
     assert steps_s[1] > 2 * steps_s[0]

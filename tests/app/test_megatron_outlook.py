@@ -86,7 +86,7 @@ def test_rows_are_told_as_layouts(outlook):
     ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "a gemma2")]
 )
 def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, why):
-    there = opened(model=model, world=32, global_batch=32)
+    there = opened(FleetWishes(gpu="B200"), model=model, world=32, global_batch=32)
     found = rank_lattice(there)
     no_files = found.outlook.engine.no_files()
     assert why in no_files

@@ -207,7 +207,7 @@ def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> Non
             marks=pytest.mark.thorough,
         ),
         (
-            (*TORCHRUN, "--max-restarts", "3", "leaves.py", "--rows", "2", "--raises"),
+            (*TORCHRUN, "--max-restarts", "1", "leaves.py", "--rows", "2", "--raises"),
             'KeyError: "the user\'s own mistake"',
             "without autotune",
         ),

@@ -371,9 +371,7 @@ def test_an_unknown_preset_answers_with_the_nearest() -> None:
     assert "did you mean llama-3-8b" in caught.value.hint
 
 
-def test_a_factory_is_built_and_counted_in_its_own_process(
-    factories: str, started_probes: None
-) -> None:
+def test_a_factory_is_built_and_counted_in_its_own_process(factories: str) -> None:
     model = load_model(f"{factories}:Net")
     assert model.name == "Net"
     assert model.source["path"] == [str(Path.cwd())]

@@ -40,7 +40,7 @@ def ran(fleet, study: Study, trial_spec: TrialSpec, config: dict[str, str]) -> T
     return Trial(folder=folder, spec=trial_spec, result=result)
 
 
-def test_layouts_pass_and_a_lossy_setting_that_loses_the_course_fails(fleet, study, tmp_path):
+def test_rounding_passes_and_a_lossy_setting_that_loses_the_course_fails(fleet, study, tmp_path):
     job = tiny_job(tmp_path, optimizer={"type": "AdamW", "params": {"lr": 1e-3}})
     engine = DeepSpeedEngine(job, CPU)
 
@@ -56,14 +56,10 @@ def test_layouts_pass_and_a_lossy_setting_that_loses_the_course_fails(fleet, stu
     base = [run(n, zero__stage=1, micro_batch=1) for n in range(3)]
     repeats = {tuple(t.result.losses) for t in base}
     assert len(repeats) > 1, "another order of the samples rounds otherwise"
-    for knobs in (
-        {"zero__stage": 3, "micro_batch": 2, "stage3__prefetch_bucket_size": BUCKET},
-        {"zero__stage": 1, "micro_batch": 2, "tp": 2},
-        {"zero__stage": 2, "micro_batch": 1, "precision": "bf16"},
-    ):
-        said = guard([run(0, **knobs)], base, STEPS)
-        assert said.verdict is Convergence.PASS, (knobs, said.why)
-        assert said.deviation < 0.01 * (said.baseline_losses[0] - said.baseline_losses[-1])
+    # `tests/trial/test_split_real.py` has the losses of other stages and of tensor parallelism.
+    said = guard([run(0, zero__stage=2, micro_batch=1, precision="bf16")], base, STEPS)
+    assert said.verdict is Convergence.PASS, said.why
+    assert said.deviation < 0.01 * (said.baseline_losses[0] - said.baseline_losses[-1])
     lossy = run(
         0,
         breaks=("zenflow.weights",),

@@ -43,13 +43,13 @@ Row = tuple[str, int, dict[str, Any], dict[str, Any]]
 """Model, ranks, knobs, and arguments besides."""
 STAGES: Row = (D, 2, {"pp": 2}, placed("Ett|t|t|mL"))
 ROWS: tuple[Row, ...] = (
-    (Q, 2, {"ep": 2, "distributed_optimizer": True}, {}),
     (G, 2, EXPERTS, {}),
     STAGES,
     (D, 2, {"ep": 2}, recomputed("mla_up_proj", "layernorm", "shared_experts", "moe", "mlp")),
 )
 """Those that have most to go wrong."""
 FURTHER: tuple[Row, ...] = (
+    (Q, 2, {"ep": 2, "distributed_optimizer": True}, {}),
     (D, 2, {"ep": 2, "distributed_optimizer": True}, {}),
     (D, 2, EXPERTS, {}),
     (G, 2, {"pp": 2}, placed("E|tt|tt|L")),

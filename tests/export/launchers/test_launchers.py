@@ -222,6 +222,7 @@ def test_one_of_something_is_not_several(tmp_path):
         assert "on 2 data-parallel ranks" in readme
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_slurm
 def test_a_batch_job_of_two_nodes_trains_as_it_is(tmp_path, monkeypatch):

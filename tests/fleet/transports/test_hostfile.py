@@ -154,14 +154,15 @@ def test_trials_side_by_side_and_one_over_both_nodes(nodes, tmp_path, monkeypatc
     wait_until(lambda: nodes.processes() == [], "an agent stays when its fleet is closed")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @needs_ssh_nodes
 def test_a_search_outlives_its_coordinator(nodes, tmp_path):
-    """`test_ssh_faults.py` kills a node under a trial."""
+    """`test_ssh_faults.py` searches in every run, and cuts nodes off from their coordinator."""
     search = Search(tmp_path)
     search.study = Study(nodes.folder / "records" / tmp_path.name, "it")
     flags = [*nodes.flags, "--results", str(search.study.root), "--trials", "1"]
-    flags += ["--no-diagnose", "--budget", "40s", "--compare", "best", "--guard-steps", "0"]
+    flags += ["--no-diagnose", "--budget", "10s", "--compare", "best", "--guard-steps", "0"]
     first = search.start(*flags)
     wait_until(search.is_under_way, "a rank runs")
     os.kill(first.pid, signal.SIGKILL)

@@ -83,7 +83,7 @@ def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
 @needs_ray
 def test_a_search_outlives_its_coordinator(cluster, tmp_path, monkeypatch):
     search = Search(tmp_path)
-    flags = ["--trials", "1", "--budget", "40s", "--no-diagnose", "--guard-steps", "0"]
+    flags = ["--trials", "1", "--budget", "10s", "--no-diagnose", "--guard-steps", "0"]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     first = search.start("--fleet", "ray", *flags)
     wait_until(search.is_under_way, "a rank runs")

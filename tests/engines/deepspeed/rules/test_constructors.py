@@ -30,6 +30,7 @@ def found(config, **case):
     return [(one.rule, *one.at) for one in judge(setup(config, **case))]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_the_file_is_what_the_installed_packages_say():
     """`make constructors` writes it anew.
