@@ -21,6 +21,8 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.base.names import did_you_mean
 from autotune.job.keys import Topic
 
+OVERVIEW: Mapping[str, Sequence[str]] = table_beside(__file__, "overview.json")
+"""What commands are for -> their names, as `autotune --help` lists them."""
 _REST = "Options"
 _FEW = 12
 """Most options that stand in one list: fewer need no groups."""
@@ -90,6 +92,14 @@ class HelpfulGroup(_Helpful, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands below what they are for."""
+        width = max(map(len, self.commands))
+        for title, names in OVERVIEW.items():
+            rows = [(f"{n:{width}}", self.commands[n].get_short_help_str(66)) for n in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what was typed; nothing at all shows the help, on stderr."""
