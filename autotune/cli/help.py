@@ -5,7 +5,7 @@ Help stays plain text, without the boxes of rich, so that a pipe and a narrow te
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -148,6 +148,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         if error.option_name == "--set" and "--space" in known:
             meant = "a --space FILE keeps a knob at one value by `knobs: {zero.stage: [2], ...}`, "
             meant += "and `explain zero.stage=2` is about one candidate; "
+        if own := _own_command(ctx, typed, error.option_name):
+            meant = f"write -- before your own command: {ctx.command_path} -- {own} ...; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
@@ -180,6 +182,17 @@ _NUMBERS = {"valid integer": "whole number", "valid number": "number"}
 def _flags(ctx: Any) -> Iterator[str]:
     for param in ctx.command.get_params(ctx):
         yield from (*param.opts, *param.secondary_opts)
+
+
+def _own_command(ctx: Any, typed: Sequence[str], unknown: str) -> str:
+    """First word of a training command that was typed without `--`; empty: there is none."""
+    params = ctx.command.get_params(ctx)
+    if all(p.name != "command" for p in params):
+        return ""
+    before = [*takewhile(lambda word: word.partition("=")[0] != unknown, typed)]
+    with_value = {name for p in params if not getattr(p, "is_flag", True) for name in p.opts}
+    pairs = zip(["", *before], before, strict=False)
+    return next((one for flag, one in pairs if one[:1] != "-" and flag not in with_value), "")
 
 
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:
