@@ -3,6 +3,7 @@
 Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import takewhile, zip_longest
@@ -12,7 +13,7 @@ from typing import Any, get_args
 from typer import Exit, Typer, echo
 
 # Typer brings a click of its own, and exports only some of it.
-from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
+from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -154,6 +155,9 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
         allowed = f"`{ctx.command_path} --help` says what is allowed"
+        if isinstance(error, MissingParameter):
+            example = re.sub(r"\\\n *", "", ctx.command.epilog).splitlines()[0]
+            return JobError(f"{ctx.command_path}: {text}", f"such as `{example}`; {allowed}")
         flag, value = _typed_for(error.param, typed)
         if not flag or not error.message.startswith(_SHOULD):
             return JobError(text, allowed)
