@@ -41,4 +41,4 @@ def test_a_row_names_keys_as_they_were_given() -> None:
     assert str(error) == "--fleet local:a: there is one such machine\n  fix: write --fleet local"
     assert error.exit_code is ExitCode.FLEET_UNAVAILABLE
     with called("search"):
-        assert FleetError.of("fleet.one_such_machine", of="a").hint == "fleet local"
+        assert FleetError.of("fleet.one_such_machine", of="a").hint == "write fleet local"
