@@ -10,7 +10,7 @@ load: Load the table of a study: a pandas frame with a row per trial.
 plan: Rank the candidates for a fleet by the cost model, as `autotune plan` does.
 search: Search for the fastest configuration, as `autotune search` does; the same call resumes.
 
-`help(autotune.search)` shows one with all its arguments; docs/api.md shows each at work.
+`help(autotune.search)` shows one with all its arguments.
 """
 
 # Nothing is imported here before it is needed: ranks of a trial import `autotune.trial` and pay

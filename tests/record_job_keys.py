@@ -6,12 +6,10 @@ them. docs/job.md has a table of the keys. A test compares both with the declara
 
 import re
 from collections.abc import Iterator
-from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
-from autotune.base.units import typed_seconds
 from autotune.job.job import declared_keys, keys_of
 from autotune.job.keys import JobKey, Topic
 
@@ -63,7 +61,8 @@ def _table() -> Iterator[str]:
         yield "|---|---|---|---|"
         for key in members:
             flag = "" if key.typed[2:].replace("-", "_") == key.name else f" (`{key.typed}`)"
-            yield f"| `{key.name}`{flag} | {_value(key)} | {_default(key)} | {key.help} |"
+            default = "required" if key.default is ... else key.default_text
+            yield f"| `{key.name}`{flag} | {_value(key)} | {default} | {key.help} |"
         yield ""
 
 
@@ -74,24 +73,6 @@ def _value(key: JobKey) -> str:
     kind = " or ".join(_WORDS.get(one, "text") for one in get_args(key.takes) or (key.takes,))
     bounds = key.bounds.removesuffix(" up")
     return ", ".join(part for part in (f"{kind} {bounds}".rstrip(), key.unit) if part)
-
-
-def _default(key: JobKey) -> str:
-    if key.default is ...:
-        return "required"
-    if key.default is None or key.default == ():
-        return ""
-    if isinstance(key.default, bool):
-        return str(key.default).lower()
-    if isinstance(key.default, Enum):
-        return str(key.default.value)
-    if key.unit == "duration":
-        return typed_seconds(key.default)
-    if isinstance(key.default, str | int):
-        return str(key.default)
-    if isinstance(key.default, float):
-        return f"{key.default:g}"
-    return ""
 
 
 if __name__ == "__main__":

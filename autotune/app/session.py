@@ -139,7 +139,7 @@ def check_devices(keys: Mapping[str, Any], environment: Environment) -> None:
             if find_accelerator(gpu, memory_gib=memory_gib, table=entries) == known:
                 return
     try:
-        named_accelerator(gpu, where=flag("gpu"), table=table)
+        gpu = named_accelerator(gpu, where=flag("gpu"), table=table).name
     except JobError:
         words = re.escape(gpu.strip()) or "(?!)"
         if known is None and re.search(rf"(?<!\w){words}(?!\w)", here, re.IGNORECASE):

@@ -103,7 +103,7 @@ def find_study(results: Path, name: str | None) -> Study:
         if study.name == name:
             return study
     names = [study.name for study in found]
-    hint = f"{did_you_mean(name, names)}there are {named(names)}"
+    hint = f"{did_you_mean(name, names)}studies there: {named(names)}"
     raise StudyError(f"{results}: holds no study {name!r}", hint)
 
 

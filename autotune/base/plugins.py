@@ -39,7 +39,7 @@ def load_plugin(
     offered = _offered(kind)
     if name not in offered:
         known = sorted(offered) if suits is None else suiting_names(kind, suits)
-        hint = f"{did_you_mean(name, known, most=1)}installed: {', '.join(known) or 'none'}"
+        hint = f"{did_you_mean(name, known, most=1)}installed are {', '.join(known) or 'none'}"
         raise JobError(f"{where or kind}: {name!r}: no such {kind}", hint)
     try:
         return offered[name].load()()

@@ -14,7 +14,8 @@ def rule_names() -> list[str]:
 
 def no_such_rule(name: str, *, where: str = "") -> JobError:
     """The error for a name, or a pattern, that fits no rule."""
-    hint = did_you_mean(name, rule_names())
+    of_group = [rule for rule in rule_names() if rule.startswith(f"{name.rstrip('.*')}.")]
+    hint = did_you_mean(name, of_group or rule_names())
     return JobError(
         f"{where}{': ' if where else ''}{name} is no rule",
         f"{hint}`autotune rule` lists them all",

@@ -1,7 +1,7 @@
 """The command line: reads flags, calls `autotune.app`, prints; no logic.
 
 What a command needs is imported inside it: Optuna and pandas are heavy, and `--help` must not wait
-for them. Help lists the commands in the order in which their modules are imported here.
+for them.
 """
 
 import atexit

@@ -37,7 +37,9 @@ class _Commands(typer.Typer):
 cli = _Commands(
     name="autotune",
     cls=HelpfulGroup,
-    epilog="autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32",
+    epilog="autotune search -- torchrun --nproc-per-node 2 train.py --deepspeed ds.json\n"
+    "autotune search --model llama-3.2-1b --seq-len 2048 --global-batch 32\n"
+    "autotune check ds_config.json",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},

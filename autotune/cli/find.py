@@ -162,7 +162,7 @@ def render(
     launcher: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the files of one candidate.
+    """Write the files of one configuration, without a search.
 
     Knobs that are not set are at the base configuration's values or the engine's defaults. The
     machines that will train need not be here: name their accelerators with --gpu.

@@ -146,9 +146,11 @@ def _key_flags(command: str) -> Iterator[inspect.Parameter]:
 
     for name, key in keys_of(command).items():
         kind = key.takes if isinstance(key.takes, type) else str
-        # Typer's way to say that a flag only turns something off.
-        typed = f" /{key.typed}" if key.typed.startswith("--no-") else key.typed
-        flag = typer.Option(typed, help=key.help, rich_help_panel=key.group)
+        typed, text = key.typed, key.help if kind is bool else key.described
+        if typed.startswith("--no-"):
+            # Typer's way to say that a flag only turns something off.
+            typed, text = f" /{typed}", f"Leave out: {key.about}."
+        flag = typer.Option(typed, help=text, rich_help_panel=key.group)
         yield _keyword(name, Annotated[kind | None, flag], None)
 
 

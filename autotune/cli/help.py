@@ -3,16 +3,17 @@
 Help stays plain text, without the boxes of rich, so that a pipe and a narrow terminal read it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
 from typer import Exit, Typer, echo
 
 # Typer brings a click of its own, and exports only some of it.
-from typer._click.exceptions import BadParameter, NoSuchOption, UsageError
+from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -21,6 +22,8 @@ from autotune.base.errors import ExitCode, JobError
 from autotune.base.names import did_you_mean
 from autotune.job.keys import Topic
 
+OVERVIEW: Mapping[str, Sequence[str]] = table_beside(__file__, "overview.json")
+"""What commands are for -> their names, as `autotune --help` lists them."""
 _REST = "Options"
 _FEW = 12
 """Most options that stand in one list: fewer need no groups."""
@@ -91,6 +94,14 @@ class HelpfulGroup(_Helpful, TyperGroup):
         _Helpful.format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands below what they are for."""
+        width = max(map(len, self.commands))
+        for title, names in OVERVIEW.items():
+            rows = [(f"{n:{width}}", self.commands[n].get_short_help_str(66)) for n in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what was typed; nothing at all shows the help, on stderr."""
         if not args and not ctx.resilient_parsing:
@@ -138,10 +149,15 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         if error.option_name == "--set" and "--space" in known:
             meant = "a --space FILE keeps a knob at one value by `knobs: {zero.stage: [2], ...}`, "
             meant += "and `explain zero.stage=2` is about one candidate; "
+        if own := _own_command(ctx, typed, error.option_name):
+            meant = f"write -- before your own command: {ctx.command_path} -- {own} ...; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):
         allowed = f"`{ctx.command_path} --help` says what is allowed"
+        if isinstance(error, MissingParameter):
+            example = re.sub(r"\\\n *", "", ctx.command.epilog).splitlines()[0]
+            return JobError(f"{ctx.command_path}: {text}", f"such as `{example}`; {allowed}")
         flag, value = _typed_for(error.param, typed)
         if not flag or not error.message.startswith(_SHOULD):
             return JobError(text, allowed)
@@ -170,6 +186,17 @@ _NUMBERS = {"valid integer": "whole number", "valid number": "number"}
 def _flags(ctx: Any) -> Iterator[str]:
     for param in ctx.command.get_params(ctx):
         yield from (*param.opts, *param.secondary_opts)
+
+
+def _own_command(ctx: Any, typed: Sequence[str], unknown: str) -> str:
+    """First word of a training command that was typed without `--`; empty: there is none."""
+    params = ctx.command.get_params(ctx)
+    if all(p.name != "command" for p in params):
+        return ""
+    before = [*takewhile(lambda word: word.partition("=")[0] != unknown, typed)]
+    with_value = {name for p in params if not getattr(p, "is_flag", True) for name in p.opts}
+    pairs = zip(["", *before], before, strict=False)
+    return next((one for flag, one in pairs if one[:1] != "-" and flag not in with_value), "")
 
 
 def _typed_for(param: Any, typed: Sequence[str]) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def plan(
     html: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Rank the candidates for a fleet by forecast, with no trial.
+    """Rank configurations by forecast, for any accelerators.
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     Without --space all that can be predicted well is ranked, more than a search tries.
@@ -137,7 +137,7 @@ def explain(
     min_fit: float | None = None,
     as_json: bool = False,
 ) -> None:
-    """Explain why a candidate is refused or ranked where it is.
+    """Explain why a configuration is refused or ranked where it is.
 
     Says what dominates its time and memory, the fastest single change that makes it fit, and what
     each knob one step up and down would do. Everything is predicted, for a fleet as in plan. Knobs
@@ -164,14 +164,14 @@ def estimate(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Predict step time and memory of a candidate, or of a CSV's runs.
+    """Predict step time and memory of a configuration, or of a table.
 
     Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
     listed, and a row that cannot be predicted says why.
     """
     if rows is not None or out is not None:
         if rows is None or out is None:
-            raise JobError("--rows and --out go together", "a CSV to read and one to write")
+            raise JobError("--rows and --out go together", "give both: --rows a.csv --out b.csv")
         about_one = {name for name, value in flags.items() if value}
         about_one -= {"accelerators", "no_knowledge"}
         if str(flags.get("knowledge")) == os.environ.get(KNOWLEDGE_ENV):

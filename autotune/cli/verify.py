@@ -125,7 +125,7 @@ def soak(
     fleet_option: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Train the best configuration for minutes.
+    """Test the best configuration before a long run, for some minutes.
 
     Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
     What it found goes to soak.json and into exports. Exit code 5 if it failed or was too short.
@@ -160,7 +160,7 @@ def ladder(
     fleet_option: list[str] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Say what each change from the baseline to the best is worth.
+    """Measure what each change from the baseline to the best is worth.
 
     One change after the other, each alone, and each as the last one, all run again in turns. With
     settings it goes from the baseline to these. What it found goes to ladder.json and into the

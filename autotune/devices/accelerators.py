@@ -238,7 +238,7 @@ def find_accelerator(
         raise FleetError(
             f"no figures for the accelerator {device!r}",
             did_you_mean(device, [entry.name for entry in entries], most=2, alike=_ALIKE)
-            + f"add an entry like those in {SHIPPED.name} to a file of your own "
+            + f"add an entry like those in {SHIPPED} to a file of your own "
             f"({flag('accelerators')} of search, plan, explain and estimate); known are "
             + ", ".join(entry.name for entry in entries),
         )
@@ -266,8 +266,11 @@ def named_accelerator(
     """The entry of a name that a person typed; other arguments are those of `find_accelerator`.
 
     Raises:
-        JobError: There is no such entry.
+        JobError: There is no such entry, or several are named.
     """
+    if "," in name:
+        hint = "name one; `autotune plan --what-if gpu=NAME` compares it with another"
+        raise JobError(f"{where}: {name!r} is more than one accelerator", hint)
     try:
         return find_accelerator(name, memory_gib=memory_gib, table=table)
     except FleetError as error:

@@ -50,7 +50,7 @@ class FinetuneFile(BaseModel):
     """The job's `finetune` section."""
 
     model_config = ConfigDict(extra="forbid")
-    ELSEWHERE: ClassVar = "QLoRA: `estimate --rows` with task qlora, docs/how-to/fine-tune.md; "
+    ELSEWHERE: ClassVar = "QLoRA: a row of `estimate --rows` with task qlora; "
 
     method: Literal["lora"]
     rank: int = Field(default=16, ge=1, le=MAX_RANK)

@@ -283,7 +283,7 @@ class JobFile(BaseModel):
         le=LARGEST,
     )
     precision: Precision = key(
-        "bf16, fp16 or fp32; fp8 is a knob of Megatron.",
+        "Precision of the training: bf16, fp16 or fp32; fp8 is a knob of Megatron.",
         Topic.JOB,
         EVERY,
         default="bf16",
@@ -297,7 +297,7 @@ class JobFile(BaseModel):
         unit="section",
     )
     finetune: FinetuneFile | None = key(
-        "Rank of LoRA adapters; all other weights are frozen.",
+        "Rank of LoRA adapters, such as 16; all other weights are frozen.",
         Topic.JOB,
         EVERY,
         flag="lora_rank",
@@ -307,7 +307,7 @@ class JobFile(BaseModel):
         is_of_command=True,
     )
     lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = key(
-        "fixed, packed, or a CSV file of length,count.",
+        "How long the samples are: fixed, packed, or a CSV file of length,count.",
         Topic.JOB,
         EVERY,
         default=FIXED,
@@ -348,14 +348,15 @@ class JobFile(BaseModel):
         engine="megatron",
     )
     engine: str = key(
-        "What trains: deepspeed (by default) or megatron; in a search also both, in turn.",
+        "What trains: deepspeed or megatron; in a search also both, in turn.",
         Topic.CONFIGURATION,
         EVERY,
         default=DEFAULT_ENGINE,
         identity=WHERE_SET,
     )
     space: str = key(
-        "Knobs and their values: a shipped space or a YAML file.",
+        "Knobs and their values: a shipped space, such as zero_offload or moe, or a YAML file; by "
+        "default zero in a search, plan in a forecast, script for your own command.",
         Topic.CONFIGURATION,
         SEARCH | PREDICTIONS | DIAGNOSE,
         default=DEFAULT_SPACE,
@@ -364,7 +365,9 @@ class JobFile(BaseModel):
         engine=DEFAULT_ENGINE,
     )
     objective: ObjectiveName = key(
-        "samples_per_s, peak_memory, or pareto (both).", Topic.SEARCH, default="samples_per_s"
+        "What `best` means: samples_per_s, peak_memory, or pareto (both).",
+        Topic.SEARCH,
+        default="samples_per_s",
     )
     objective_floor: float = key(
         "With peak_memory: share of the best samples/s to keep.",
@@ -374,13 +377,14 @@ class JobFile(BaseModel):
         le=1,
     )
     sampler: str = key(
-        "calibrated, tpe, random, or grid (every candidate).",
+        "What proposes the next trial: calibrated, tpe, random, or grid (every candidate).",
         Topic.SEARCH,
         default=DEFAULT_SAMPLER,
         identity=NEVER,
     )
     fidelity: FidelityFile | None = key(
-        "Begin with reduced trials, such as layers=4 or world=smallest; they only teach.",
+        "Begin with reduced trials, such as layers=4 or world=smallest, which only correct the "
+        "forecasts.",
         Topic.SEARCH,
         unit="section",
         identity=NEVER,
@@ -396,7 +400,7 @@ class JobFile(BaseModel):
         deed="reads",
     )
     base_config: Path | None = key(
-        "Your ds_config.json; knobs override its keys.",
+        "Your ds_config.json: every candidate keeps its keys, but for those that knobs set.",
         Topic.CONFIGURATION,
         EVERY,
         is_of_command=True,
@@ -474,7 +478,7 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = key(
-        "Most memory of each device, such as 24GiB.",
+        "Most memory that a candidate may take of each device, such as 24GiB.",
         Topic.DEVICES,
         EVERY | DIAGNOSE,
         unit="size",
@@ -524,15 +528,14 @@ class JobFile(BaseModel):
         identity=NEVER,
     )
     start: Start = key(
-        "How trials start: warm by default, forked from a process that has imported "
-        "everything; the runs that confirm the result are cold in any case.",
+        "How trials start: warm, forked from a process that has imported everything, or cold; the "
+        "runs that confirm the result are cold in any case.",
         Topic.CHECKS,
         default=Start.WARM,
         identity=NEVER,
     )
     guard_steps: int = key(
-        "First steps whose losses the best has to share with the baseline: 20 by default, 0 "
-        "for none.",
+        "First steps whose losses the best has to share with the baseline; 0 for none.",
         Topic.CHECKS,
         default=GUARD_STEPS,
         unit="steps",
@@ -544,8 +547,8 @@ class JobFile(BaseModel):
         "Export the best even if its losses drift.", Topic.CHECKS, default=False, identity=NEVER
     )
     compare: Compared = key(
-        "Who runs again beside the baseline in the end: all (by default) that may be the "
-        "best, or best: it alone, in at least three rounds.",
+        "Who runs again beside the baseline in the end: all (who may be the best) or best (it "
+        "alone, in at least three rounds).",
         Topic.CHECKS,
         default="all",
         identity=NEVER,

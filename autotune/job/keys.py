@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, get_args
 
 from autotune.base.flags import is_call
+from autotune.base.units import typed_seconds
 
 
 class Topic(StrEnum):
@@ -76,6 +77,25 @@ class JobKey:
         kinds = get_args(self.takes) or (self.takes,)
         names = [kind.__name__ for kind in kinds]
         return " | ".join(["str", *names] if names == ["Path"] else names)
+
+    @property
+    def default_text(self) -> str:
+        """The default as a file has it; empty: there is none, or it is no single word."""
+        if self.default in (..., None, ()):
+            return ""
+        if isinstance(self.default, Enum):
+            return str(self.default.value)
+        if self.unit == "duration":
+            return typed_seconds(self.default)
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        return str(self.default).lower() if isinstance(self.default, str | int) else ""
+
+    @property
+    def described(self) -> str:
+        """The sentence, and the default where that is not in it."""
+        is_told = not self.default_text or "by default" in self.help
+        return self.help if is_told else f"{self.help} [default: {self.default_text}]"
 
     @property
     def about(self) -> str:

@@ -109,7 +109,7 @@ def test_a_key_that_is_declared_once_is_at_every_border(monkeypatch: pytest.Monk
         section = shown.partition("\nSearch:\n")[2].partition("\n\n")[0]
         assert re.search(r"--toy-share <float> +Share of toys\.", section)
     monkeypatch.setattr(autotune, "_called", {})
-    assert "    toy_share: float. Share of toys\n" in f"{autotune.plan.__doc__}\n"
+    assert "    toy_share: float. Share of toys. [default: 0.5]\n" in f"{autotune.plan.__doc__}\n"
     assert autotune.plan(**sound, gpu="H100").best
     assert record_job_keys.stub().count("    toy_share: float\n") == 1
     row = "| `toy_share` | number from 0 to 1 | 0.5 | Share of toys. |"

@@ -38,7 +38,7 @@ def test_each_row_is_raised_with_the_values_that_it_names() -> None:
 
 def test_a_row_names_keys_as_they_were_given() -> None:
     error = FleetError.of("fleet.one_such_machine", of="a")
-    assert str(error) == "--fleet local:a: there is one such machine\n  fix: --fleet local"
+    assert str(error) == "--fleet local:a: there is one such machine\n  fix: write --fleet local"
     assert error.exit_code is ExitCode.FLEET_UNAVAILABLE
     with called("search"):
-        assert FleetError.of("fleet.one_such_machine", of="a").hint == "fleet local"
+        assert FleetError.of("fleet.one_such_machine", of="a").hint == "write fleet local"

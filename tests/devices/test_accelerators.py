@@ -44,6 +44,8 @@ def test_a_mistyped_name_is_the_users_input_and_no_missing_fleet() -> None:
     assert error.value.hint.startswith("did you mean H100")
     assert "GB300" not in error.value.message
     assert named_accelerator("h100", where="--gpu").name == "H100"
+    with pytest.raises(JobError, match="more than one accelerator"):
+        named_accelerator("H100,A100", where="--gpu")
 
 
 def test_nothing_reaches_more_than_its_peak() -> None:

@@ -67,7 +67,7 @@ def _flags(function: Callable[..., Any]) -> str:
     """Arguments of `**flags`, which a signature does not name, as the end of a docstring."""
     signature, keys = inspect.signature(function), keys_of(function.__name__)
     lines = [
-        f"    {name}: {kind}. {keys[name].help if name in keys else ''}".rstrip(". ")
+        f"    {name}: {kind}. {keys[name].described if name in keys else ''}".rstrip(". ")
         for name, kind in arguments_of(function)
         if name not in signature.parameters
     ]

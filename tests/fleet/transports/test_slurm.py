@@ -125,7 +125,7 @@ def allocate(cluster: SlurmCluster):
     [
         ("resolve_ctls_from_dns_srv: res_nsearch error: Unknown host", FleetError, "SLURM_CONF"),
         ("Unable to contact slurm controller (connect failure)", FleetError, "`sinfo`"),
-        ("invalid partition specified: nope", JobError, "arguments of `sbatch`"),
+        ("invalid partition specified: nope", JobError, "arguments that `sbatch` takes"),
     ],
 )
 def test_a_cluster_that_is_not_reached_is_no_mistake_of_the_arguments(answer, kind, helps):
