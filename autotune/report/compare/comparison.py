@@ -252,6 +252,8 @@ class Against(Verdict, Speedup):
     """Whether no third study is compared."""
     is_same_candidate: bool = False
     """Whether both bests are one candidate."""
+    once: Sequence[str] = ()
+    """Those of the two that ran nothing twice: how much their runs differ is assumed."""
     is_beside_baseline: bool = False
     """Whether each best counts beside the baseline of its own study, which both ran."""
     drift: Speedup | None = None
@@ -346,7 +348,7 @@ def _fastest(verdicts: Sequence[Verdict], stories: Mapping[str, Story]) -> str:
     leading = max(known, key=lambda verdict: verdict.ratio)
     leader = leading.name if leading.ratio > 1 else leading.first
     pairs = (_verdict(leader, name, stories) for name in stories if name != leader)
-    is_proven = all(isinstance(one, Against) and one.faster == leader for one in pairs)
+    is_proven = all(isinstance(one, Against) and one.faster == leader and not one.once for one in pairs)
     return leader if is_proven else ""
 
 
@@ -462,7 +464,8 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
     if len(bests) < 2 or differing:
         without = {name: sides[name] for name, best in measured.items() if best is None}
         return Uncompared(name=other, first=first, differing=differing, without=without)
-    ratio, drift, is_beside, shares_baseline = _over(bests[1], bests[0]), None, False, True
+    ratio: Speedup = _over(bests[1], bests[0])
+    drift, is_beside, shares_baseline = None, False, True
     is_one_engine = before.facts.engine == after.facts.engine
     places = [(_seen(story, "device_name"), story.context.world) for story in (before, after)]
     if is_one_engine and places[0] == places[1]:
@@ -472,7 +475,8 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
         )
         if first_base and base and shares_baseline:
             bests += [base, first_base]
-            ratio = ratio_of_gains(_over(bests[1], base), _over(bests[0], first_base))
+            gains = _gain(after, bests[1], base), _gain(before, bests[0], first_base)
+            ratio = ratio_of_gains(*gains)
             between = _over(base, first_base)
             drift = between if between.is_told_apart else None
     runs = {id(run): run for _, some in bests for run in some}.values()
@@ -485,6 +489,7 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
         n_disturbed=sum(bool(run.disturbed) for run in runs),
         is_pair=len(stories) == 2,
         is_same_candidate=_identity(bests[0][0]) == _identity(bests[1][0]),
+        once=[name for name, best in measured.items() if best and not best[0].spread.knows_repeats],
         is_beside_baseline=is_beside,
         drift=drift,
         shares_baseline=shares_baseline,
@@ -506,6 +511,12 @@ def _measured(row: CandidateTrials | None) -> _Measured | None:
     if not runs and row.measured is not None:
         runs = [row.measured]
     return (row, runs) if runs else None
+
+
+def _gain(story: Story, best: _Measured, baseline: _Measured) -> Speedup:
+    """The gain of a study's best over its baseline, as its own report has it where that does."""
+    gain = None if story.answer is None or story.is_both else story.answer.speedup
+    return gain or _over(best, baseline)
 
 
 def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
