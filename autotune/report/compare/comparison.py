@@ -514,9 +514,17 @@ def _measured(row: CandidateTrials | None) -> _Measured | None:
 
 
 def _gain(story: Story, best: _Measured, baseline: _Measured) -> Speedup:
-    """The gain of a study's best over its baseline, as its own report has it where that does."""
+    """The gain of a study's best over its baseline, as its report has it, where it has one.
+
+    Its interval is neither narrower there than that of the report, which the rounds of one hour
+    may make too narrow, nor than runs of the study differ.
+    """
+    by_runs = _over(best, baseline)
     gain = None if story.answer is None or story.is_both else story.answer.speedup
-    return gain or _over(best, baseline)
+    if gain is None:
+        return by_runs
+    half_width = max(math.log(one.high / one.ratio) for one in (gain, by_runs))
+    return Speedup.around(math.log(gain.ratio), half_width)
 
 
 def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
