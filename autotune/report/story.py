@@ -183,7 +183,7 @@ class Story:
     def outcome_of(self, row: CandidateTrials) -> str:
         """One or two words: how a candidate did, and whether it is the one that counts."""
         if row.outcome is None:
-            return "running"
+            return "running" if self.running or self.is_locked else "cut short"
         if not row.outcome.is_measured:
             return row.outcome.value
         if not self.fits(row):

@@ -134,8 +134,8 @@ def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     said = f"seq_len differs ({first} 64, {second} 128): samples/s are not of the same work"
     assert said in comparison.warnings
     assert comparison.verdicts[0].sentence.startswith(
-        f"{second} and {first} did not do the same work. Their samples/s do not compare, since these "
-        "differ: seq_len."
+        f"{second} and {first} did not do the same work. Their samples/s do not compare, "
+        "since these differ: seq_len."
     )
 
 
@@ -239,7 +239,7 @@ def test_a_study_that_was_cut_short_shows_what_it_has_so_far(wide: Study, tmp_pa
     cut.write_state({**cut.read_state(), "answer": None})
     wide.job_file.write_text(JOB, encoding="utf-8")
     comparison = compare_studies([str(wide.folder), str(cut.folder)], tmp_path)
-    first, second = comparison.stories
+    _, second = comparison.stories
     text = " ".join(shown(comparison, 160).split())
     assert f"{second} has no best to compare. {second}: Unfinished: " in text
     assert "The same command again resumes it." in text
@@ -267,7 +267,8 @@ def test_of_three_the_fastest_is_named(wide: Study, tmp_path: Path) -> None:
     assert comparison.fastest == "fast/scripted"
     text = " ".join(shown(comparison, 160).split())
     flags = f"--study scripted --results {fast.root}"
-    assert f"fastest fast/scripted, proven against each other one: `autotune export {flags}" in text
+    told = "fastest fast/scripted, proven against each other one: `autotune export"
+    assert f"{told} {flags}" in text
     assert "Use " not in text
 
 

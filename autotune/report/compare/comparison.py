@@ -348,8 +348,8 @@ def _fastest(verdicts: Sequence[Verdict], stories: Mapping[str, Story]) -> str:
     leading = max(known, key=lambda verdict: verdict.ratio)
     leader = leading.name if leading.ratio > 1 else leading.first
     pairs = (_verdict(leader, name, stories) for name in stories if name != leader)
-    is_proven = all(isinstance(one, Against) and one.faster == leader and not one.once for one in pairs)
-    return leader if is_proven else ""
+    proven = (isinstance(one, Against) and not one.once and one.faster for one in pairs)
+    return leader if all(name == leader for name in proven) else ""
 
 
 def _use_flags(story: Story) -> str:
@@ -489,7 +489,7 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
         n_disturbed=sum(bool(run.disturbed) for run in runs),
         is_pair=len(stories) == 2,
         is_same_candidate=_identity(bests[0][0]) == _identity(bests[1][0]),
-        once=[name for name, best in measured.items() if best and not best[0].spread.knows_repeats],
+        once=[n for n, best in measured.items() if best and not best[0].spread.knows_repeats],
         is_beside_baseline=is_beside,
         drift=drift,
         shares_baseline=shares_baseline,
