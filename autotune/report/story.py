@@ -180,10 +180,15 @@ class Story:
     def baseline_row(self) -> CandidateTrials | None:
         return self.row_of(self.baseline_trial)
 
+    @property
+    def in_flight_word(self) -> str:
+        """How a trial without a result stands: a search that was killed leaves such ones."""
+        return "running" if self.running or self.is_locked else "cut short"
+
     def outcome_of(self, row: CandidateTrials) -> str:
         """One or two words: how a candidate did, and whether it is the one that counts."""
         if row.outcome is None:
-            return "running" if self.running or self.is_locked else "cut short"
+            return self.in_flight_word
         if not row.outcome.is_measured:
             return row.outcome.value
         if not self.fits(row):
