@@ -96,18 +96,18 @@ def test_speed_decides_only_where_both_were_searched_for_it(
         comparison.verdicts[0], name="b", first="a", ratio=0.7, low=0.68, high=0.72
     )
     assert verdict.faster == "a"
-    assert "Use " not in verdict.sentence
+    assert not verdict.decides
     assert f"Speed alone does not decide, since the objective {why}" in verdict.sentence
     assert "; b's takes " in verdict.sentence
     page = render_comparison(dataclasses.replace(comparison, verdicts=[verdict]), Templates())
     assert "a: 1.43x as fast as b" in page
-    assert "Use a" not in page
+    assert "autotune export" not in page
 
 
 @pytest.mark.parametrize(
     ("origins", "told"),
     [
-        (("measured", "measured"), "Use "),
+        (("measured", "measured"), ""),
         (("measured", "simulated"), "Measure both before you choose: not all of these figures"),
         (("simulated", "simulated"), "Measure both before you choose: none of these figures was"),
     ],
@@ -124,6 +124,7 @@ def test_figures_that_were_not_measured_choose_nothing(
         comparison.verdicts[0], sides=sides, ratio=0.7, low=0.68, high=0.72, shares_baseline=True
     )
     assert told in verdict.sentence
+    assert verdict.decides == (not told)
 
 
 def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
@@ -267,9 +268,8 @@ def test_of_three_the_fastest_is_named(wide: Study, tmp_path: Path) -> None:
     assert comparison.fastest == "fast/scripted"
     text = " ".join(shown(comparison, 160).split())
     flags = f"--study scripted --results {fast.root}"
-    told = "fastest fast/scripted, proven against each other one: `autotune export"
-    assert f"{told} {flags}" in text
-    assert "Use " not in text
+    told = "use fast/scripted, proven faster than each other one: `autotune export"
+    assert f"{told} {flags} --trial " in text
 
 
 def shown(comparison: StudyComparison, width: int = 80) -> str:

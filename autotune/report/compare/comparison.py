@@ -16,10 +16,9 @@ from typing import Any
 import pandas as pd
 
 from autotune.base.templates import tell
-from autotune.contract import Origin, Outcome, TrialResult, read_bounded
-from autotune.engines.base import find_engine
+from autotune.contract import Origin, Outcome, TrialResult
 from autotune.record.answer import Speedup
-from autotune.record.study import flags_of
+from autotune.record.study import Study, flags_of
 from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, ratio_of_gains, telling_runs
 from autotune.report.story import Story, reduced_counts
@@ -81,14 +80,13 @@ def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
 def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
     """Which kind is best by a figure, by how much, and whether its interval is above 1.
 
-    Kinds are devices, or numbers of them where all studies ran on the same device. The errors of
-    two studies add up in squares, as of any ratio of independent figures.
+    A kind is a device and the number of them. The errors of two studies add up in squares, as of
+    any ratio of independent figures.
     """
-    is_one_device = len({kind.device_name for kind in kinds}) == 1
-    bests: dict[str | int, KindFigures] = {}
+    bests: dict[tuple[str, int], KindFigures] = {}
     ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
     for kind in ordered:  # of several studies of a kind, the best stands for it
-        bests.setdefault(kind.world if is_one_device else kind.device_name, kind)
+        bests.setdefault((kind.device_name, kind.world), kind)
     best, second = list(bests.values())[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
     error = math.hypot(
@@ -152,8 +150,7 @@ class StudyComparison:
     verdicts: Sequence["Verdict"]
     """Bests of the further studies, each against the first one's."""
     fastest: str
-    """Of three studies or more, the one whose best is proven faster than each other's; empty: none
-    is, or not all can be compared."""
+    """The study whose best is proven faster than each other's; empty: none is known to be."""
     kinds: Sequence[KindFigures]
     """The bests of studies of one work on different kinds or numbers of accelerators; empty: they
     are none."""
@@ -198,7 +195,7 @@ class StudyComparison:
             "names": list(self.stories),
             "folders": [(name, str(story.folder)) for name, story in self.stories.items()],
             "leads": leads_of(self.kinds),
-            "use": self.fastest and _use_flags(self.stories[self.fastest]),
+            "use": flags_of(best.folder) if (best := self.stories.get(self.fastest)) else "",
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -234,8 +231,10 @@ class Verdict(ABC):
         return f"{facts['headline']}. {facts['words']}"
 
     def as_dict(self) -> dict[str, Any]:
-        none = dict.fromkeys(("faster", "ratio", "ratio_low", "ratio_high", "baseline_ratio"))
-        return {"study": self.name, "over": self.first, **none, "text": self.sentence}
+        names, drift = ("faster", "ratio", "low", "high"), getattr(self, "drift", None)
+        figures = {name: getattr(self, name, None) or None for name in names}
+        about = {"study": self.name, "over": self.first, "text": self.sentence}
+        return {**about, **figures, "baseline_ratio": drift and drift.ratio}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,16 +243,8 @@ class Against(Verdict, Speedup):
 
     sides: tuple[Story, Story]
     """The first one and the other."""
-    n_runs: int
-    """Runs behind the ratio."""
-    n_disturbed: int
-    """Runs among these that other work on the machine disturbed."""
-    is_pair: bool = True
-    """Whether no third study is compared."""
-    is_same_candidate: bool = False
-    """Whether both bests are one candidate."""
-    once: Sequence[str] = ()
-    """Those of the two that ran nothing twice: how much their runs differ is assumed."""
+    measured: Sequence["_Measured"]
+    """Runs behind the ratio: of the best of each, and of the baselines that they are beside."""
     is_beside_baseline: bool = False
     """Whether each best counts beside the baseline of its own study, which both ran."""
     drift: Speedup | None = None
@@ -269,38 +260,35 @@ class Against(Verdict, Speedup):
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
     @property
+    def once(self) -> list[str]:
+        """Those of the two that ran nothing twice: how much their runs differ is assumed."""
+        names = zip((self.first, self.name), self.measured, strict=False)
+        return [name for name, (tried, _) in names if not tried.spread.knows_repeats]
+
+    @property
+    def decides(self) -> bool:
+        """Whether the faster one is the one to use."""
+        is_alike = len({story.context.world for story in self.sides}) == 1
+        asked = {(s.facts.origin, s.objective.wish.name) for s in self.sides}
+        is_by_speed = asked == {(Origin.MEASURED, "samples_per_s")}
+        return bool(self.faster) and is_alike and is_by_speed and not self.once
+
+    @property
     def facts(self) -> dict[str, str]:
         ratio, low, high, slower = self.ratio, self.low, self.high, self.first
         if self.faster == self.first:
             ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
-        chosen = self.sides[self.faster == self.name]
-        of_engine = [find_engine(story.facts.engine).packages for story in self.sides]
-        packages = {found[0].title if found else "" for found in of_engine}
-        chosen_engine = find_engine(chosen.facts.engine).packages
-        objectives = [story.objective.wish.name for story in self.sides]
+        runs = {id(run): run for _, some in self.measured for run in some}.values()
         values = {
             "verdict": self,
             "ratio": ratio,
             "ends": (low, high),
             "slower": slower,
-            "objectives": objectives,
-            "n_measured": sum(s.facts.origin is Origin.MEASURED for s in self.sides),
-            "is_by_speed": set(objectives) == {"samples_per_s"},
-            "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in self.sides],
-            "worlds": [story.context.world for story in self.sides],
-            # What to use the faster one with, where the two have different engines.
-            "package": chosen_engine[0].title if len(packages) > 1 and chosen_engine else "",
-            "flags": _use_flags(chosen),
+            "is_same": len({_identity(tried) for tried, _ in self.measured[:2]}) == 1,
+            "n_runs": len(runs),
+            "n_disturbed": sum(bool(run.disturbed) for run in runs),
         }
         return dict(tell("against", values))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            **super().as_dict(),
-            "faster": self.faster or None,
-            **{"ratio": self.ratio, "ratio_low": self.low, "ratio_high": self.high},
-            "baseline_ratio": self.drift and self.drift.ratio,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,22 +329,12 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
 
 
 def _fastest(verdicts: Sequence[Verdict], stories: Mapping[str, Story]) -> str:
-    """The study, of three or more, whose best is proven faster than each other's; empty: none."""
-    known = [verdict for verdict in verdicts if isinstance(verdict, Against)]
-    if len(stories) < 3 or len(known) < len(verdicts):
-        return ""
-    leading = max(known, key=lambda verdict: verdict.ratio)
-    leader = leading.name if leading.ratio > 1 else leading.first
+    """The study whose best is proven faster than each other's; empty: there is none."""
+    ratios = {one.name: one.ratio for one in verdicts if isinstance(one, Against)}
+    leader = max(stories, key=lambda name: ratios.get(name, 1.0))
     pairs = (_verdict(leader, name, stories) for name in stories if name != leader)
-    proven = (isinstance(one, Against) and not one.once and one.faster for one in pairs)
+    proven = (isinstance(one, Against) and one.decides and one.faster for one in pairs)
     return leader if all(name == leader for name in proven) else ""
-
-
-def _use_flags(story: Story) -> str:
-    """Flags with which `export` hands out the best of a study."""
-    answer, flags = story.answer, flags_of(story.folder)
-    is_handed_out = answer is None or answer.handed_out == answer.best
-    return flags if is_handed_out else f"{flags} --trial {story.best_trial}"
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -417,6 +395,7 @@ def _knobs(stories: Mapping[str, Story]) -> dict[str, dict[str, str]]:
 def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[dict[str, Any]]:
     """The candidates that both measured for the same job, one row each."""
     twins = {_identity(tried): tried for tried in stories[other].rows}
+    read_files = Study(stories[first].folder.parent, first).read_files
     for tried in stories[first].rows:
         twin = twins.get(_identity(tried))
         if twin is None:
@@ -432,7 +411,7 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
             "ratio_low": ratio.low,
             "ratio_high": ratio.high,
             "interval_from": ratio.basis.value,
-            "same_config": _config_of(tried) == _config_of(twin),
+            "same_config": read_files(tried.trials[0]) == read_files(twin.trials[0]),
         }
         sides = zip(_SIDES, (first, other), (tried, twin), runs, strict=True)
         for side, name, one, results in sides:
@@ -474,22 +453,18 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
             first_base and base and _identity(first_base[0]) == _identity(base[0])
         )
         if first_base and base and shares_baseline:
-            bests += [base, first_base]
-            gains = _gain(after, bests[1], base), _gain(before, bests[0], first_base)
-            ratio = ratio_of_gains(*gains)
+            ratio = ratio_of_gains(
+                _gain(after, bests[1], base), _gain(before, bests[0], first_base)
+            )
+            bests += [first_base, base]
             between = _over(base, first_base)
             drift = between if between.is_told_apart else None
-    runs = {id(run): run for _, some in bests for run in some}.values()
     return Against(
         **{name: getattr(ratio, name) for name in ("ratio", "low", "high")},
         name=other,
         first=first,
         sides=(before, after),
-        n_runs=len(runs),
-        n_disturbed=sum(bool(run.disturbed) for run in runs),
-        is_pair=len(stories) == 2,
-        is_same_candidate=_identity(bests[0][0]) == _identity(bests[1][0]),
-        once=[n for n, best in measured.items() if best and not best[0].spread.knows_repeats],
+        measured=bests,
         is_beside_baseline=is_beside,
         drift=drift,
         shares_baseline=shares_baseline,
@@ -514,11 +489,7 @@ def _measured(row: CandidateTrials | None) -> _Measured | None:
 
 
 def _gain(story: Story, best: _Measured, baseline: _Measured) -> Speedup:
-    """The gain of a study's best over its baseline, as its report has it, where it has one.
-
-    Its interval is neither narrower there than that of the report, which the rounds of one hour
-    may make too narrow, nor than runs of the study differ.
-    """
+    """The gain of a study's best, no surer than its report has it, nor than its runs differ."""
     by_runs = _over(best, baseline)
     gain = None if story.answer is None or story.is_both else story.answer.speedup
     if gain is None:
@@ -544,18 +515,6 @@ def _identity(tried: CandidateTrials) -> str:
     return json.dumps(
         [spec.identity.candidate_hash, *work, spec.workload.precision], sort_keys=True
     )
-
-
-def _config_of(tried: CandidateTrials) -> str:
-    """The configuration files of its first trial; optimizer and versions are in no knob."""
-    folder = tried.trials[0].folder / "config"
-    texts = []
-    for path in sorted(folder.glob("*")):
-        try:
-            texts.append(f"{path.name}\n{read_bounded(path).decode()}")
-        except (OSError, UnicodeDecodeError):
-            texts.append(path.name)
-    return "\n".join(texts)
 
 
 def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list[KindFigures]:
