@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.errors import StudyError
 from autotune.base.units import format_rate
 from autotune.contract import Outcome
 from autotune.job.fidelity import describe_fidelity
@@ -250,12 +249,11 @@ def read_story(
     Raises:
         StudyError: The record cannot be read.
     """
-    facts, recorded = study.facts(), study.read()
+    facts, recorded = study.checked_facts(), study.read()
     history = history_of(recorded, facts)
     objective = Objective(wish=facts.objective, allowed_bytes=facts.allowed_bytes)
     context = facts.context
-    if context is None:
-        raise StudyError.of("report.study_unread", study=study)
+    assert context is not None, "the facts are checked"
     baseline = facts.baseline.candidate_hash
     guards = guards_of(history.trials, baseline, facts.guard_steps)
     answer = answer_of(study, facts)
