@@ -71,6 +71,7 @@ def find_chosen(
         if allow_loss_drift and answer.drifted is not None:
             number = answer.drifted.standing.trial
     if number is None:
+        study.checked_facts()  # one without study.json has another cause
         raise StudyError.of("app.no_best", study=study)
     if number not in trials:
         known = ", ".join(map(str, trials)) or "none"

@@ -50,7 +50,7 @@ def reference_of(study: Study) -> Reference | None:
         StudyError: The record cannot be read.
         JobError: Its job cannot be read.
     """
-    facts, recorded = study.facts(), study.read()
+    facts, recorded = study.checked_facts(), study.read()
     answer, history = answer_of(study, facts), history_of(recorded, facts)
     best = None if answer is None else answer.handed_out
     tried = None if best is None else history.find(best.candidate)

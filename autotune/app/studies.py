@@ -42,6 +42,8 @@ class State:
     """None while the search has not ended."""
     is_searched: bool = True
     """Whether a search began; else the command was only diagnosed."""
+    is_damaged: bool = False
+    """Whether its `study.json` is missing or damaged: its trials are there, and no answer."""
     substitute_baseline: bool = False
     """Whether that baseline is another than was asked for, since the platform ended that."""
     origin: str = "measured"
@@ -152,6 +154,7 @@ def state_of(study: Study) -> State:
         substitute_baseline=answer is not None and answer.is_substitute,
         stop_reason=None if answer is None else answer.stop_reason,
         is_searched=facts.is_searched,
+        is_damaged=facts.context is None,
         origin=facts.origin,
     )
 

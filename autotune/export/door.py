@@ -73,8 +73,8 @@ def suited_dialect(to: str, engine: str) -> Dialect:
         forms = suiting_names("dialect", lambda one: engine in getattr(one, "engines", ()))
         raise RenderError(
             f"{asked}: a configuration of {engine} cannot be written in that form",
-            f"give {flag('to')} {', '.join(forms)}, or {flag('engine')} "
-            f"{' or '.join(dialect.engines)}",
+            f"give {flag('to')} {', '.join(forms)}; {to} takes what a search or plan with "
+            f"{flag('engine')} {' or '.join(dialect.engines)} found",
         )
     if "@" in to and not dialect.has_releases:
         raise RenderError.of("export.same_for_releases", asked=asked)

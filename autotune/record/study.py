@@ -342,6 +342,17 @@ class Study:
         """The same, each that is sound."""
         return Facts.of(self.read_state())
 
+    def checked_facts(self) -> Facts:
+        """The same, of a study that says what was searched.
+
+        Raises:
+            StudyError: `study.json` is missing or damaged.
+        """
+        facts = self.facts()
+        if facts.context is None:
+            raise StudyError.of("record.study_unread", study=self)
+        return facts
+
     def update_state(self, **facts: Any) -> None:
         """Write some facts of the study anew, beside the others; raises as `write_state`."""
         self.write_state({**self.read_state(), **facts})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from autotune.base.errors import StudyError
 from autotune.base.units import format_rate
 from autotune.contract import Outcome
 from autotune.job.fidelity import describe_fidelity
@@ -180,10 +179,15 @@ class Story:
     def baseline_row(self) -> CandidateTrials | None:
         return self.row_of(self.baseline_trial)
 
+    @property
+    def in_flight_word(self) -> str:
+        """How a trial without a result stands: a search that was killed leaves such ones."""
+        return "running" if self.running or self.is_locked else "cut short"
+
     def outcome_of(self, row: CandidateTrials) -> str:
         """One or two words: how a candidate did, and whether it is the one that counts."""
         if row.outcome is None:
-            return "running"
+            return self.in_flight_word
         if not row.outcome.is_measured:
             return row.outcome.value
         if not self.fits(row):
@@ -245,12 +249,11 @@ def read_story(
     Raises:
         StudyError: The record cannot be read.
     """
-    facts, recorded = study.facts(), study.read()
+    facts, recorded = study.checked_facts(), study.read()
     history = history_of(recorded, facts)
     objective = Objective(wish=facts.objective, allowed_bytes=facts.allowed_bytes)
     context = facts.context
-    if context is None:
-        raise StudyError.of("report.study_unread", study=study)
+    assert context is not None, "the facts are checked"
     baseline = facts.baseline.candidate_hash
     guards = guards_of(history.trials, baseline, facts.guard_steps)
     answer = answer_of(study, facts)

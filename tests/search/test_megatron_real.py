@@ -60,7 +60,7 @@ def test_each_engine_has_a_study_and_they_are_compared(folder: Path) -> None:
     proven = "it-deepspeed: [0-9.]+x it-megatron|it-megatron: [0-9.]+x it-deepspeed"
     assert re.match(
         f"({proven}|No proven difference. The best of it-megatron is [0-9.]+x as fast)",
-        comparison["verdicts"][0],
+        comparison["verdicts"][0]["text"],
     )
 
 

@@ -7,6 +7,7 @@ the final comparison of one study interleaves what it compares.
 import json
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any
 import pandas as pd
 
 from autotune.base.templates import tell
-from autotune.contract import Origin, Outcome, TrialResult, read_bounded
-from autotune.engines.base import find_engine
+from autotune.contract import Origin, Outcome, TrialResult
 from autotune.record.answer import Speedup
+from autotune.record.study import Study, flags_of
 from autotune.report.parts import Part, tell_parts
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, ratio_of_gains, telling_runs
 from autotune.report.story import Story, reduced_counts
+from autotune.report.verdict import verdict_of
 from autotune.search.history import CandidateTrials
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_candidate
@@ -78,12 +80,13 @@ def best_kinds(kinds: Sequence[KindFigures]) -> dict[str, str | None]:
 def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
     """Which kind is best by a figure, by how much, and whether its interval is above 1.
 
-    The errors of two studies add up in squares, as of any ratio of independent figures.
+    A kind is a device and the number of them. The errors of two studies add up in squares, as of
+    any ratio of independent figures.
     """
-    bests: dict[str, KindFigures] = {}
+    bests: dict[tuple[str, int], KindFigures] = {}
     ordered = sorted(kinds, key=lambda kind: of(kind, kind.samples_per_s), reverse=True)
     for kind in ordered:  # of several studies of a kind, the best stands for it
-        bests.setdefault(kind.device_name, kind)
+        bests.setdefault((kind.device_name, kind.world), kind)
     best, second = list(bests.values())[:2]
     ratio = of(best, best.samples_per_s) / of(second, second.samples_per_s)
     error = math.hypot(
@@ -101,11 +104,11 @@ def _lead(kinds: Sequence[KindFigures], of: Measure) -> dict[str, Any]:
 MAX_RUNS = 26
 """More would make no table that people read."""
 
-_JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "precision")
-"""Columns of the table without which samples/s are not of the same work."""
+_JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "precision")
+"""Columns of the table, and keys of the job, without which samples/s are not of the same work."""
 _EMPTY = {"finetune": "every weight"}
 """Meaning of an empty column, where that is known."""
-_PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
+_PLACE = ("world", "origin", "accelerator", "device_name", "memory_limit_bytes")
 _NO_VALUE = format_value(None)
 """A knob that does not act, or that is none of the study's engine."""
 _BESIDES_THE_TABLE = (
@@ -144,10 +147,13 @@ class StudyComparison:
     """The same candidate of the same job in the first study and in another: the ratio of the
     other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
     studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
-    verdicts: Sequence["Against"]
-    """Bests of the further studies of the same work, each against the first one's."""
+    verdicts: Sequence["Verdict"]
+    """Bests of the further studies, each against the first one's."""
+    fastest: str
+    """The study whose best is proven faster than each other's; empty: none is known to be."""
     kinds: Sequence[KindFigures]
-    """The bests of studies of one work on different kinds of accelerator; empty: they are none."""
+    """The bests of studies of one work on different kinds or numbers of accelerators; empty: they
+    are none."""
     warnings: Sequence[str]
     """Differences besides the candidates."""
 
@@ -189,6 +195,7 @@ class StudyComparison:
             "names": list(self.stories),
             "folders": [(name, str(story.folder)) for name, story in self.stories.items()],
             "leads": leads_of(self.kinds),
+            "use": flags_of(best.folder) if (best := self.stories.get(self.fastest)) else "",
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -199,20 +206,45 @@ class StudyComparison:
             "bests": self.bests,
             "knobs": self.knobs,
             "candidates": self.candidates,
-            "verdicts": [verdict.sentence for verdict in self.verdicts],
+            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
+            "fastest": self.fastest or None,
             "kinds": [kind.as_dict() for kind in self.kinds],
             "best_kinds": best_kinds(self.kinds),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against(Speedup):
-    """The best of a study against the first one's: a ratio with its 95% interval."""
+class Verdict(ABC):
+    """How the best of a study does against the first one's."""
 
     name: str
     first: str
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """`headline`, `words` and perhaps a `tone`."""
+
+    @property
+    def sentence(self) -> str:
+        facts = self.facts
+        return f"{facts['headline']}. {facts['words']}"
+
+    def as_dict(self) -> dict[str, Any]:
+        names, drift = ("faster", "ratio", "low", "high"), getattr(self, "drift", None)
+        figures = {name: getattr(self, name, None) or None for name in names}
+        about = {"study": self.name, "over": self.first, "text": self.sentence}
+        return {**about, **figures, "baseline_ratio": drift and drift.ratio}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against(Verdict, Speedup):
+    """A ratio with its 95% interval."""
+
     sides: tuple[Story, Story]
     """The first one and the other."""
+    measured: Sequence["_Measured"]
+    """Runs behind the ratio: of the best of each, and of the baselines that they are beside."""
     is_beside_baseline: bool = False
     """Whether each best counts beside the baseline of its own study, which both ran."""
     drift: Speedup | None = None
@@ -228,35 +260,50 @@ class Against(Speedup):
         return self.name if self.low > 1 else self.first if self.high < 1 else ""
 
     @property
+    def once(self) -> list[str]:
+        """Those of the two that ran nothing twice: how much their runs differ is assumed."""
+        names = zip((self.first, self.name), self.measured, strict=False)
+        return [name for name, (tried, _) in names if not tried.spread.knows_repeats]
+
+    @property
+    def decides(self) -> bool:
+        """Whether the faster one is the one to use."""
+        is_alike = len({story.context.world for story in self.sides}) == 1
+        asked = {(s.facts.origin, s.objective.wish.name) for s in self.sides}
+        is_by_speed = asked == {(Origin.MEASURED, "samples_per_s")}
+        return bool(self.faster) and is_alike and is_by_speed and not self.once
+
+    @property
     def facts(self) -> dict[str, str]:
-        """`headline`, `words` and perhaps the `tone` of the verdict."""
         ratio, low, high, slower = self.ratio, self.low, self.high, self.first
         if self.faster == self.first:
             ratio, low, high, slower = 1 / ratio, 1 / high, 1 / low, self.name
-        first, other = self.sides
-        of_engine = [find_engine(story.facts.engine).packages for story in self.sides]
-        packages = [found[0].title if found else "" for found in of_engine]
-        objectives = [story.objective.wish.name for story in self.sides]
+        runs = {id(run): run for _, some in self.measured for run in some}.values()
         values = {
             "verdict": self,
             "ratio": ratio,
             "ends": (low, high),
             "slower": slower,
-            "objectives": objectives,
-            "n_measured": sum(s.facts.origin is Origin.MEASURED for s in self.sides),
-            "is_by_speed": set(objectives) == {"samples_per_s"},
-            "peaks_bytes": [s.best and s.best.peak_memory_bytes for s in (first, other)],
-            # What to use the faster one with, where the two have different engines.
-            "package": ""
-            if len(set(packages)) == 1
-            else packages[1 if self.faster == self.name else 0],
+            "is_same": len({_identity(tried) for tried, _ in self.measured[:2]}) == 1,
+            "n_runs": len(runs),
+            "n_disturbed": sum(bool(run.disturbed) for run in runs),
         }
         return dict(tell("against", values))
 
+
+@dataclass(frozen=True, kw_only=True)
+class Uncompared(Verdict):
+    """No ratio, and why."""
+
+    differing: Sequence[str]
+    """What of the job differs, so that samples/s are not of the same work."""
+    without: Mapping[str, Story]
+    """Those of the two that have no best."""
+
     @property
-    def sentence(self) -> str:
-        facts = self.facts
-        return f"{facts['headline']}. {facts['words']}"
+    def facts(self) -> dict[str, str]:
+        tellings = {name: verdict_of(story) for name, story in self.without.items()}
+        return dict(tell("uncompared", {"verdict": self, "tellings": tellings}))
 
 
 def compare(stories: Mapping[str, Story]) -> StudyComparison:
@@ -265,7 +312,7 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
     shared = [row for name in others for row in _shared(first, name, stories)]
     candidates = sorted(shared, key=lambda row: (row["other"], -row["first_samples_per_s"]))
     differences = dict(_differences(stories))
-    found = (_verdict(first, name, stories) for name in others)
+    verdicts = [_verdict(first, name, stories) for name in others]
     n_other = sum(not row["same_config"] for row in candidates)
     other_configs = tell("other_configs", {"n_other": n_other, "n": len(candidates)})
     return StudyComparison(
@@ -275,9 +322,19 @@ def compare(stories: Mapping[str, Story]) -> StudyComparison:
         bests=[_best(name, story) for name, story in stories.items()],
         knobs=_knobs(stories),
         candidates=candidates,
-        verdicts=[verdict for verdict in found if verdict is not None],
+        verdicts=verdicts,
+        fastest=_fastest(verdicts, stories),
         warnings=[*differences.values(), *(text for _, text in other_configs)],
     )
+
+
+def _fastest(verdicts: Sequence[Verdict], stories: Mapping[str, Story]) -> str:
+    """The study whose best is proven faster than each other's; empty: there is none."""
+    ratios = {one.name: one.ratio for one in verdicts if isinstance(one, Against)}
+    leader = max(stories, key=lambda name: ratios.get(name, 1.0))
+    pairs = (_verdict(leader, name, stories) for name in stories if name != leader)
+    proven = (isinstance(one, Against) and one.decides and one.faster for one in pairs)
+    return leader if all(name == leader for name in proven) else ""
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -304,12 +361,16 @@ def _outcomes(stories: Mapping[str, Story]) -> dict[str, dict[str, int]]:
 
 
 def _best(name: str, story: Story) -> dict[str, Any]:
-    answer, best = story.answer, story.best
+    answer, leading = story.answer, story.leading_row
+    best = story.best or (leading and leading.figure)
     speedup = None if story.is_both else answer and answer.speedup  # none over itself
     figures = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
     return {
         "run": name,
         "study": story.study,
+        "is_final": story.best is not None,
+        "is_baseline": story.is_both,
+        "proven_gain": answer is not None and answer.has_proven_gain,
         **{figure: getattr(best, figure, None) for figure in (*figures, "peak_memory_bytes")},
         "speedup": speedup and speedup.ratio,
         "speedup_low": speedup and speedup.low,
@@ -334,6 +395,7 @@ def _knobs(stories: Mapping[str, Story]) -> dict[str, dict[str, str]]:
 def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[dict[str, Any]]:
     """The candidates that both measured for the same job, one row each."""
     twins = {_identity(tried): tried for tried in stories[other].rows}
+    read_files = Study(stories[first].folder.parent, first).read_files
     for tried in stories[first].rows:
         twin = twins.get(_identity(tried))
         if twin is None:
@@ -349,7 +411,7 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
             "ratio_low": ratio.low,
             "ratio_high": ratio.high,
             "interval_from": ratio.basis.value,
-            "same_config": _config_of(tried) == _config_of(twin),
+            "same_config": read_files(tried.trials[0]) == read_files(twin.trials[0]),
         }
         sides = zip(_SIDES, (first, other), (tried, twin), runs, strict=True)
         for side, name, one, results in sides:
@@ -366,28 +428,35 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
         yield {name: cells[name] for name in _CANDIDATES}
 
 
-def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | None:
-    """How the best of a study does against the first one's; None where nobody can say.
+def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Verdict:
+    """How the best of a study does against the first one's.
 
     Studies on the same devices ran at different times, and a machine is not always as fast. So
     each best counts beside the baseline of its own study, where both have the same one; where they
     have not, neither is called faster.
     """
     before, after = stories[first], stories[other]
-    if not all(_seen(before, column) == _seen(after, column) for column in _JOB):
-        return None
-    bests = [_measured(story.best_row) for story in (before, after)]
-    if bests[0] is None or bests[1] is None:
-        return None
-    ratio, drift, is_beside, shares_baseline = _over(bests[1], bests[0]), None, False, True
+    sides = {first: before, other: after}
+    measured = {name: _measured(story.best_row) for name, story in sides.items()}
+    bests = [best for best in measured.values() if best is not None]
+    differing = [one["title"] for one in _differing(sides) if one["is_of_job"]]
+    if len(bests) < 2 or differing:
+        without = {name: sides[name] for name, best in measured.items() if best is None}
+        return Uncompared(name=other, first=first, differing=differing, without=without)
+    ratio: Speedup = _over(bests[1], bests[0])
+    drift, is_beside, shares_baseline = None, False, True
     is_one_engine = before.facts.engine == after.facts.engine
-    if is_one_engine and _seen(before, "device_name") == _seen(after, "device_name"):
+    places = [(_seen(story, "device_name"), story.context.world) for story in (before, after)]
+    if is_one_engine and places[0] == places[1]:
         first_base, base = (_measured(story.baseline_row) for story in (before, after))
         shares_baseline = is_beside = bool(
             first_base and base and _identity(first_base[0]) == _identity(base[0])
         )
         if first_base and base and shares_baseline:
-            ratio = ratio_of_gains(_over(bests[1], base), _over(bests[0], first_base))
+            ratio = ratio_of_gains(
+                _gain(after, bests[1], base), _gain(before, bests[0], first_base)
+            )
+            bests += [first_base, base]
             between = _over(base, first_base)
             drift = between if between.is_told_apart else None
     return Against(
@@ -395,6 +464,7 @@ def _verdict(first: str, other: str, stories: Mapping[str, Story]) -> Against | 
         name=other,
         first=first,
         sides=(before, after),
+        measured=bests,
         is_beside_baseline=is_beside,
         drift=drift,
         shares_baseline=shares_baseline,
@@ -418,6 +488,16 @@ def _measured(row: CandidateTrials | None) -> _Measured | None:
     return (row, runs) if runs else None
 
 
+def _gain(story: Story, best: _Measured, baseline: _Measured) -> Speedup:
+    """The gain of a study's best, no surer than its report has it, nor than its runs differ."""
+    by_runs = _over(best, baseline)
+    gain = None if story.answer is None or story.is_both else story.answer.speedup
+    if gain is None:
+        return by_runs
+    half_width = max(math.log(one.high / one.ratio) for one in (gain, by_runs))
+    return Speedup.around(math.log(gain.ratio), half_width)
+
+
 def _over(after_best: _Measured, before_best: _Measured) -> Ratio:
     """The speed of one over that of another; exactly 1 for the same candidate of one study."""
     if after_best[0] is before_best[0]:
@@ -437,25 +517,13 @@ def _identity(tried: CandidateTrials) -> str:
     )
 
 
-def _config_of(tried: CandidateTrials) -> str:
-    """The configuration files of its first trial; optimizer and versions are in no knob."""
-    folder = tried.trials[0].folder / "config"
-    texts = []
-    for path in sorted(folder.glob("*")):
-        try:
-            texts.append(f"{path.name}\n{read_bounded(path).decode()}")
-        except (OSError, UnicodeDecodeError):
-            texts.append(path.name)
-    return "\n".join(texts)
-
-
 def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list[KindFigures]:
-    """The bests by kind of accelerator, where only kind and number of accelerators differ.
+    """The bests by kind and number of accelerators, where only these differ.
 
-    Kinds without a best one are left out; two at least have one.
+    Studies without a best are left out; two at least have one.
     """
-    is_one_work = not differences.keys() & ({*_JOB} - {"world"})
-    if "device_name" not in differences or not is_one_work:
+    keys = differences.keys()
+    if not keys & {"device_name", "world"} or keys & {*_JOB}:
         return []
     rates = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
     found = [
@@ -469,7 +537,7 @@ def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list
         for name, story in stories.items()
         if (best := story.best) is not None and (environment := story.facts.environment)
     ]
-    return found if len({kind.device_name for kind in found}) > 1 else []
+    return found if len({(kind.device_name, kind.world) for kind in found}) > 1 else []
 
 
 def _differences(stories: Mapping[str, Story]) -> Iterator[tuple[str, str]]:
@@ -508,7 +576,7 @@ def _differing(stories: Mapping[str, Story]) -> Iterator[dict[str, Any]]:
     known = [story.job for story in stories.values() if story.job is not None]
     for key in (key for key in _BESIDES_THE_TABLE if key not in listed):
         if len({json.dumps(job.get(key), sort_keys=True, default=str) for job in known}) > 1:
-            yield {"key": key, "title": key, "seen": {}, "is_of_job": False}
+            yield {"key": key, "title": key, "seen": {}, "is_of_job": key in _JOB}
 
 
 def _seen(story: Story, column: str) -> str:

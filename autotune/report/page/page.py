@@ -106,6 +106,7 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "tables": tables_in(comparison.parts()),
         "kinds": tell("kinds", comparison.values),
         "about_ratios": tell("ratios", comparison.values)[0][1],
+        "fastest": tell("fastest", comparison.values),
     }
     return templates.text("report/compare.html.j2", values)
 

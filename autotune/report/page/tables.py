@@ -218,7 +218,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "is_again": place > 0,
                     "again_of": kin if place > 0 else "",
                     "role": _role(trial, story, last),
-                    "outcome": "running" if result is None else result.outcome.value,
+                    "outcome": result.outcome.value if result else story.in_flight_word,
                     "row": row,
                     "figure": row.figure if place == 0 else None,
                     "left_out": left_out,

@@ -79,14 +79,11 @@ def ratio_of(
     return Ratio.around(difference, half_width, basis=basis, n_runs=n_runs)
 
 
-def ratio_of_gains(ours: Ratio, others: Ratio) -> Ratio:
+def ratio_of_gains(ours: Speedup, others: Speedup) -> Speedup:
     """A gain beside another one, such as those of two studies over the baseline of each.
 
     What made one study's machine faster than the other's is in both runs of a gain, and drops out.
     """
     log = math.log(ours.ratio / others.ratio)
     half_width = math.hypot(*(math.log(gain.high / gain.ratio) for gain in (ours, others)))
-    bases = {ours.basis, others.basis}
-    basis = Basis.RUNS if bases == {Basis.RUNS} else Basis.ASSUMED
-    n_runs = ours.n_runs[0], others.n_runs[0]
-    return Ratio.around(log, half_width, basis=basis, n_runs=n_runs)
+    return Speedup.around(log, half_width)
