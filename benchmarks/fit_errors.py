@@ -99,7 +99,7 @@ def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
     for said, rows in zip(left_out.predicted, left_out.rows, strict=True):
         here = np.zeros(len(runs.rows), bool)
         here[rows] = True
-        others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, peaks=peaks_of(runs, ~here))
+        others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, accelerators=accelerators_of(runs, ~here))
         parts.append(basis_of(said, runs.part(here).facts(others)))
     order = np.argsort(np.concatenate(left_out.rows))
     return ForecastBasis(**_joined([vars(part) for part in parts], order))
@@ -115,24 +115,23 @@ def _joined(parts: Sequence[Any], order: NDArray[np.intp]) -> Any:
     return np.concatenate(parts)[order]
 
 
-def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
-    """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
+def accelerators_of(runs: Runs, which: Flags) -> dict[str, list[str]]:
+    """Framework -> accelerators that it ran often on."""
     ran = (
         which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
     )
     ran = ran & ~runs.host_bound & (runs.sources == runs.repositories)
-    flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
+    accelerators = np.array([accelerator.name for accelerator in runs.accelerators])
     found = {}
     for name in np.unique(runs.frameworks[ran]):
-        peaks, counts = np.unique(
-            flops[(runs.frameworks == name) & ran].round(-11), return_counts=True
-        )
-        if often := [float(peak) / 1e12 for peak in peaks[counts >= _ENOUGH_RUNS]]:
+        its = accelerators[(runs.frameworks == name) & ran]
+        names, counts = np.unique(its, return_counts=True)
+        if often := names[counts >= _ENOUGH_RUNS].tolist():
             found[str(name)] = often
     return found
 
 
-def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors:
+def learn(misses: Misses, which: Flags, accelerators: dict[str, list[str]]) -> Errors:
     """Intervals from the misses of some runs."""
     basis = misses.basis
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
@@ -142,7 +141,7 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
         peak_memory=_learned(
             misses, which, misses.peaks, "memory", basis.memory_kinds(), _MEMORY_PARTS
         ),
-        peaks=peaks,
+        accelerators=accelerators,
     )
 
 
@@ -305,7 +304,7 @@ def main() -> None:
     if options.constants:
         fit_constants.show(fitted)
     misses = misses_of(runs, leave_one_out(runs, fitted))
-    errors = learn(misses, np.ones(len(runs.rows), bool), peaks_of(runs, runs.sources != ""))
+    errors = learn(misses, np.ones(len(runs.rows), bool), accelerators_of(runs, runs.sources != ""))
     print(errors.model_dump_json(indent=2))
     if options.dry_run:
         return
