@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from fit_constants import LeftOut, fit, fitted_sources, leave_one_out
-from fit_errors import Misses, learn, misses_of, accelerators_of
+from fit_errors import LEARNED_BY, Misses, accelerators_of, learn, misses_of, misses_to_learn
 from numpy.typing import NDArray
 from published_runs import ALIKE, Runs, read_runs
 
@@ -100,20 +100,18 @@ def by_shipped(runs: Runs, constants: Constants) -> Judged:
 def by_others(runs: Runs, by: str) -> Judged:
     """What constants and intervals say of each group of runs that it had no part in.
 
-    Intervals are learned as they are shipped, from misses of each source left out.
+    Intervals are learned as they are shipped, from misses of `LEARNED_BY`.
     """
     of_all = fit(runs.part(np.isin(runs.sources, fitted_sources())))
-    by_source = leave_one_out(runs, of_all)
-    misses = misses_of(runs, by_source)
+    left_out = {each: leave_one_out(runs, of_all, each) for each in {*LEARNED_BY, by}}
+    misses = misses_to_learn(*(misses_of(runs, left_out[each]) for each in LEARNED_BY))
 
     def errors(rows: NDArray[np.intp]) -> Errors:
         others = ~np.isin(np.arange(len(runs.rows)), rows)
         return learn(misses, others, accelerators_of(runs, others))
 
-    if by == "source":
-        return _judged(runs, by_source, errors)
-    judged = _judged(runs, leave_one_out(runs, of_all, by), errors)
-    return replace(judged, groups=runs.alike(by))
+    judged = _judged(runs, left_out[by], errors)
+    return judged if by == "source" else replace(judged, groups=runs.alike(by))
 
 
 def _judged(

@@ -1,7 +1,7 @@
 """Learn how far off the cost model is on sources that it has not seen, and write it.
 
-Each source that `sources.json` lists as fitted is left out in turn: the constants are fitted on
-the others and predict it. Sources that are listed as held out are predicted by the fit on all that
+Each source that `sources.json` lists as fitted is left out in turn, and then each generation of
+chips: the constants are fitted on the others and predict it. Sources that are listed as held out are predicted by the fit on all that
 are fitted, and teach as well. The interval around a prediction then holds LEVEL of the rows of a
 new source, on average over sources: hierarchical conformal prediction, whose guarantee asks only
 that sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
@@ -40,6 +40,8 @@ from autotune.cost.errors import (
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+LEARNED_BY = ("source", "chip")
+"""What is left out for intervals to be learned, one at a time."""
 _ENOUGH_SOURCES = 5
 """Sources that make a kind; where fewer are of it, it counts as the next wider one."""
 _ENOUGH_RUNS = 5
@@ -52,7 +54,9 @@ _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
 _TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("experts", "small_peak", "new_framework", "new_accelerator")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
+"""What may widen either: a chip that nobody measured changes how long kernels take, not what they
+hold."""
 _MOST_PEAKS = 0.97
 """Most of the peaks seen that an interval holds: without, that of ten sources has to hold 99%, so
 nearly the worst of all, and peaks decide what stands first in a plan."""
@@ -62,6 +66,8 @@ nearly the worst of all, and peaks decide what stands first in a plan."""
 class Misses:
     """Runs that were left out: log(measured / predicted), NaN where nothing was measured."""
 
+    rows: NDArray[np.intp]
+    """Which runs these are."""
     sources: NDArray[np.str_]
     basis: ForecastBasis
     meters: NDArray[np.str_]
@@ -85,12 +91,23 @@ def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     measured = np.where(ended, runs.plans.memory_bytes, runs.peaks_bytes)
     peaks = np.select([meters == meter for meter in METERS], list(by_meter.values()))
     return Misses(
+        rows=np.arange(len(runs.rows)),
         sources=runs.sources,
         basis=_basis(runs, left_out),
         meters=meters,
         times=np.where(ran & ~runs.host_bound, times, np.nan),
         peaks=np.where(ran | ended, np.log(measured / peaks), np.nan),
     )
+
+
+def misses_to_learn(*left_out: Misses) -> Misses:
+    """Misses of runs that were left out in several ways, together.
+
+    Those of sources alone have hardly a chip that no other source has; with those of chips, what
+    nobody measured is learned from all runs.
+    """
+    n = sum(len(misses.rows) for misses in left_out)
+    return Misses(**_joined([vars(misses) for misses in left_out], np.arange(n)))
 
 
 def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
@@ -102,12 +119,15 @@ def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
         others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, accelerators=accelerators_of(runs, ~here))
         parts.append(basis_of(said, runs.part(here).facts(others)))
     order = np.argsort(np.concatenate(left_out.rows))
-    return ForecastBasis(**_joined([vars(part) for part in parts], order))
+    found: ForecastBasis = _joined(parts, order)
+    return found
 
 
 def _joined(parts: Sequence[Any], order: NDArray[np.intp]) -> Any:
     """Parts of rows together, in an order: arrays, and those in mappings and tuples."""
     first = parts[0]
+    if isinstance(first, ForecastBasis):
+        return ForecastBasis(**_joined([vars(part) for part in parts], order))
     if isinstance(first, Mapping):
         return {name: _joined([part[name] for part in parts], order) for name in first}
     if isinstance(first, tuple):
@@ -132,8 +152,8 @@ def accelerators_of(runs: Runs, which: Flags) -> dict[str, list[str]]:
 
 
 def learn(misses: Misses, which: Flags, accelerators: dict[str, list[str]]) -> Errors:
-    """Intervals from the misses of some runs."""
-    basis = misses.basis
+    """Intervals from the misses of some runs: `which` has an element for each run there is."""
+    basis, which = misses.basis, which[misses.rows]
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
     return Errors(
         sources=_count(misses.sources[which]),
@@ -303,7 +323,8 @@ def main() -> None:
     fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
     if options.constants:
         fit_constants.show(fitted)
-    misses = misses_of(runs, leave_one_out(runs, fitted))
+    left_out = (leave_one_out(runs, fitted, by) for by in LEARNED_BY)
+    misses = misses_to_learn(*(misses_of(runs, each) for each in left_out))
     errors = learn(misses, np.ones(len(runs.rows), bool), accelerators_of(runs, runs.sources != ""))
     print(errors.model_dump_json(indent=2))
     if options.dry_run:
