@@ -114,9 +114,7 @@ def by_others(runs: Runs, by: str) -> Judged:
     return judged if by == "source" else replace(judged, groups=runs.alike(by))
 
 
-def _judged(
-    runs: Runs, left_out: LeftOut, errors: Callable[[NDArray[np.intp]], Errors]
-) -> Judged:
+def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[NDArray[np.intp]], Errors]) -> Judged:
     misses = misses_of(runs, left_out)
     low, high, least, most, fits = np.zeros((5, len(runs.rows)))
     peaks = left_out.column(lambda said: said.peak_memory_bytes)
@@ -196,7 +194,12 @@ def _parts(judged: Judged, *, by_meter: bool) -> Iterator[tuple[str, str, list[s
             continue
         for meter in np.unique(runs.meters[here]).tolist():
             word = str(meter).removesuffix("_bytes").replace("peak", "total")
-            yield source, f"{model} {word} {group}".strip(), [*words, word], here & (runs.meters == meter)
+            yield (
+                source,
+                f"{model} {word} {group}".strip(),
+                [*words, word],
+                here & (runs.meters == meter),
+            )
 
 
 def _after_trials(
@@ -406,7 +409,11 @@ def main() -> None:
     options = parser.parse_args()
     runs = read_runs(options.published, with_open=True)
     constants = load_constants(options.constants) if options.constants else load_constants()
-    judged = by_others(runs, options.leave_one_out) if options.leave_one_out else by_shipped(runs, constants)
+    judged = (
+        by_others(runs, options.leave_one_out)
+        if options.leave_one_out
+        else by_shipped(runs, constants)
+    )
     found = measure(judged, seed=options.seed)
     if options.json:
         print(json.dumps(found))

@@ -144,7 +144,9 @@ def calibrate_with_shares(
     seconds = _times_by_constants(plans)
 
     def log_step_s(at: Values) -> Values:
-        return np.log(seconds(_with(start, names, at[:n]), plans.sustained_share * np.exp(is_of @ at[n:])))
+        return np.log(
+            seconds(_with(start, names, at[:n]), plans.sustained_share * np.exp(is_of @ at[n:]))
+        )
 
     def share_slopes(at: Values, now: Values) -> Values:
         # A row has one share, so all of them move at once.

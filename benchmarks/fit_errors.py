@@ -1,11 +1,12 @@
 """Learn how far off the cost model is on sources that it has not seen, and write it.
 
 Each source that `sources.json` lists as fitted is left out in turn, and then each generation of
-chips: the constants are fitted on the others and predict it. Sources that are listed as held out are predicted by the fit on all that
-are fitted, and teach as well. The interval around a prediction then holds LEVEL of the rows of a
-new source, on average over sources: hierarchical conformal prediction, whose guarantee asks only
-that sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
-hierarchical data (arXiv:2306.06342), section 3. `autotune/cost/errors.yaml` is written.
+chips: the constants are fitted on the others and predict it. Sources that are listed as held out
+are predicted by the fit on all that are fitted, and teach as well. The interval around a
+prediction then holds LEVEL of the rows of a new source, on average over sources: hierarchical
+conformal prediction, whose guarantee asks only that sources are exchangeable. Source: Lee, Barber
+and Willett, Distribution-free inference with hierarchical data (arXiv:2306.06342), section 3.
+`autotune/cost/errors.yaml` is written.
 
 With `--constants` the constants are fitted and written first, as `fit_constants.py` does: the one
 command after a change of the model. It takes about a minute of one core.
@@ -116,7 +117,12 @@ def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
     for said, rows in zip(left_out.predicted, left_out.rows, strict=True):
         here = np.zeros(len(runs.rows), bool)
         here[rows] = True
-        others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, accelerators=accelerators_of(runs, ~here))
+        others = Errors(
+            sources=0,
+            step_time=_NONE,
+            peak_memory=_NONE,
+            accelerators=accelerators_of(runs, ~here),
+        )
         parts.append(basis_of(said, runs.part(here).facts(others)))
     order = np.argsort(np.concatenate(left_out.rows))
     found: ForecastBasis = _joined(parts, order)
@@ -193,15 +199,17 @@ def _learned(
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
         if _count(sources[here]) >= _ENOUGH_SOURCES:
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
-            found[prefix] = _blend(_ends(scaled[here], sources[here], most), wider_kind)
+            own = _blend(_ends(scaled[here], sources[here], most), wider_kind)
+            known = found.get(prefix.replace("unknown", "known"), own)
+            found[prefix] = _no_narrower(own, known)
     learned = Widths(kinds=found, wider=wider)
-    known = replace(
+    as_known = replace(
         basis,
         is_known=np.ones(len(which), bool),
         parts={**basis.parts, "new_framework": np.zeros(len(which))},
     )
-    kinds = known.time_kinds() if is_time else known.memory_kinds()
-    below, above = (ends[rows] for ends in learned.ends(kinds, known))
+    kinds = as_known.time_kinds() if is_time else as_known.memory_kinds()
+    below, above = (ends[rows] for ends in learned.ends(kinds, as_known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
     own = {name: min(size, most_wider) for name, size in needed.items()}
@@ -229,6 +237,13 @@ def _blend(own: Ends, wider: Ends) -> Ends:
         low=round((own.low + wider.low) / 2, 3),
         high=round((own.high + wider.high) / 2, 3),
         sources=own.sources,
+    )
+
+
+def _no_narrower(unknown: Ends, known: Ends) -> Ends:
+    """What nobody measured is no surer than what somebody did."""
+    return unknown.model_copy(
+        update={"low": max(unknown.low, known.low), "high": max(unknown.high, known.high)}
     )
 
 
@@ -325,7 +340,9 @@ def main() -> None:
         fit_constants.show(fitted)
     left_out = (leave_one_out(runs, fitted, by) for by in LEARNED_BY)
     misses = misses_to_learn(*(misses_of(runs, each) for each in left_out))
-    errors = learn(misses, np.ones(len(runs.rows), bool), accelerators_of(runs, runs.sources != ""))
+    errors = learn(
+        misses, np.ones(len(runs.rows), bool), accelerators_of(runs, runs.sources != "")
+    )
     print(errors.model_dump_json(indent=2))
     if options.dry_run:
         return

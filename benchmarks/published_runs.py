@@ -74,7 +74,9 @@ class Runs:
         if by == "chip":
             return np.array([_generation(accelerator) for accelerator in self.accelerators])
         names = [row.get("model_name", "").rpartition("/")[2].lower() for row in self.rows]
-        return np.array([re.sub(r"^meta.|^megatron.|[^a-z].*", "", name) or "other" for name in names])
+        return np.array(
+            [re.sub(r"^meta.|^megatron.|[^a-z].*", "", name) or "other" for name in names]
+        )
 
     @property
     def host_bound(self) -> NDArray[np.bool_]:
@@ -180,8 +182,10 @@ def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Ru
 
 
 def _generation(accelerator: Accelerator) -> str:
-    narrowest = [name for name in accelerator.peak_flops if name.startswith(("fp8", "fp4", "bf16"))]
-    return ("AMD " if accelerator.name.startswith("MI") else "") + (narrowest or ["fp16"])[-1]
+    narrowest = next(
+        name for name in ("fp4", "fp8", "bf16", "fp16") if name in accelerator.peak_flops
+    )
+    return f"AMD {narrowest}" if accelerator.name.startswith("MI") else narrowest
 
 
 def _is_scored(row: dict[str, str]) -> bool:

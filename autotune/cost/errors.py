@@ -327,7 +327,11 @@ class Errors(BaseModel):
                 is_probed = accelerator.measured is not None
                 seen = self.accelerators.get(name, [])
                 is_known = bool(seen) and (is_probed or is_among(accelerator, seen))
-                flags[key] = (is_known, not seen, not is_probed and not is_among(accelerator, every))
+                flags[key] = (
+                    is_known,
+                    not seen,
+                    not is_probed and not is_among(accelerator, every),
+                )
             rows.append(flags[key])
         known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
         return RunFacts(

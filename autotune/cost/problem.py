@@ -42,9 +42,9 @@ _ATTENTION_MODULES = {
 
 
 _WITHOUT_DROPOUT = 0.7
-"""Traffic of adapters that drop nothing, over that of others: inputs are read, and no more (2 of 10
-bytes), results as usual (14). Source: huggingface/peft, src/peft/tuners/lora/layer.py, where
-dropout of 0 is no operation."""
+"""Traffic of adapters that drop nothing, over that of others: inputs are read, and no more (2 of
+10 bytes), results as usual (14). Source: huggingface/peft, src/peft/tuners/lora/layer.py, where
+a dropout of 0 is no operation."""
 
 
 def has_shape(shape: ModelShape) -> bool:

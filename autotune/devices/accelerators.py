@@ -128,8 +128,8 @@ class Accelerator:
     power_w: Annotated[float | None, _POSITIVE] = None
     """Most power of the device, of its datasheet; None: nobody looked it up."""
     sustained_share: Annotated[float, Field(ge=_LEAST, le=2, strict=True)] = 1.0
-    """Share of what its power pays for that it holds in training, beside the share that is common to
-    all kinds."""
+    """Share of what its power pays for that it holds in training, beside the share that is common
+    to all kinds."""
     nvlink_bytes_per_s: Annotated[_GigaOrNone, Field(alias="nvlink_gb_per_s")]
     """All links together; 0 where there are none."""
     nvlink_domain: _Count
