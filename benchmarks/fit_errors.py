@@ -199,9 +199,9 @@ def _learned(
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
         if _count(sources[here]) >= _ENOUGH_SOURCES:
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
-            own = _blend(_ends(scaled[here], sources[here], most), wider_kind)
-            known = found.get(prefix.replace("unknown", "known"), own)
-            found[prefix] = _no_narrower(own, known)
+            ends = _blend(_ends(scaled[here], sources[here], most), wider_kind)
+            known = found.get(prefix.replace("unknown", "known"), ends)
+            found[prefix] = _no_narrower(ends, known)
     learned = Widths(kinds=found, wider=wider)
     as_known = replace(
         basis,
@@ -209,7 +209,7 @@ def _learned(
         parts={**basis.parts, "new_framework": np.zeros(len(which))},
     )
     kinds = as_known.time_kinds() if is_time else as_known.memory_kinds()
-    below, above = (ends[rows] for ends in learned.ends(kinds, as_known))
+    below, above = (reached[rows] for reached in learned.ends(kinds, as_known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
     own = {name: min(size, most_wider) for name, size in needed.items()}
