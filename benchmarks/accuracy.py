@@ -9,17 +9,18 @@ one that a search prints.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fit_constants import LeftOut, fit, fitted_sources, leave_one_out
-from fit_errors import Misses, learn, misses_of, peaks_of
+from fit_errors import LEARNED_BY, Misses, accelerators_of, learn, misses_of, misses_to_learn
 from numpy.typing import NDArray
-from published_runs import Runs, read_runs
+from published_runs import ALIKE, Runs, read_runs
 
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.errors import Errors, LogSpread, Margin, load_errors
@@ -72,6 +73,8 @@ class Judged:
     step_time_s: Values
     predicted: Sequence[tuple[Prediction, NDArray[np.intp]]]
     """Predictions, each with the rows that it is of."""
+    groups: NDArray[np.str_]
+    """What was left out with each row beside its source; empty: nothing was."""
 
     def features(self, *, of_memory: bool) -> Features:
         """The runs as a search's belief sees them."""
@@ -91,29 +94,32 @@ def by_shipped(runs: Runs, constants: Constants) -> Judged:
     """What the shipped constants and intervals say."""
     said = predict(runs.plans, constants)
     left_out = LeftOut(predicted=(said,), rows=(np.arange(len(runs.rows)),))
-    return _judged(runs, left_out, lambda source: load_errors())
+    return _judged(runs, left_out, lambda rows: load_errors())
 
 
-def by_others(runs: Runs) -> Judged:
-    """What constants and intervals say of each source that it had no part in."""
+def by_others(runs: Runs, by: str) -> Judged:
+    """What constants and intervals say of each group of runs that it had no part in.
+
+    Intervals are learned as they are shipped, from misses of `LEARNED_BY`.
+    """
     of_all = fit(runs.part(np.isin(runs.sources, fitted_sources())))
-    left_out = leave_one_out(runs, of_all)
-    misses = misses_of(runs, left_out)
+    left_out = {each: leave_one_out(runs, of_all, each) for each in {*LEARNED_BY, by}}
+    misses = misses_to_learn(*(misses_of(runs, left_out[each]) for each in LEARNED_BY))
 
-    def errors(source: str) -> Errors:
-        others = runs.repositories != source.partition(" ")[0]
-        return learn(misses, others, peaks_of(runs, others))
+    def errors(rows: NDArray[np.intp]) -> Errors:
+        others = ~np.isin(np.arange(len(runs.rows)), rows)
+        return learn(misses, others, accelerators_of(runs, others))
 
-    return _judged(runs, left_out, errors)
+    judged = _judged(runs, left_out[by], errors)
+    return judged if by == "source" else replace(judged, groups=runs.alike(by))
 
 
-def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> Judged:
+def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[NDArray[np.intp]], Errors]) -> Judged:
     misses = misses_of(runs, left_out)
     low, high, least, most, fits = np.zeros((5, len(runs.rows)))
     peaks = left_out.column(lambda said: said.peak_memory_bytes)
-    for source in np.unique(runs.sources).tolist():
-        here = runs.sources == source
-        shown: Margin = errors(source).reach_of(misses.basis)
+    for here in left_out.rows:
+        shown: Margin = errors(here).reach_of(misses.basis)
         low[here], high[here] = shown.step_time.low[here], shown.step_time.high[here]
         least[here], most[here] = shown.peak_memory.low[here], shown.peak_memory.high[here]
         fits[here] = shown.peak_memory.below(runs.plans.memory_bytes, peaks)[here]
@@ -125,6 +131,7 @@ def _judged(runs: Runs, left_out: LeftOut, errors: Callable[[str], Errors]) -> J
         fits=fits,
         step_time_s=left_out.column(lambda said: said.step_time_s),
         predicted=tuple(zip(left_out.predicted, left_out.rows, strict=True)),
+        groups=np.full(len(runs.rows), ""),
     )
 
 
@@ -177,15 +184,22 @@ def _lines(judged: Judged, *, of_memory: bool, seed: int) -> Iterator[Line]:
 def _parts(judged: Judged, *, by_meter: bool) -> Iterator[tuple[str, str, list[str], Flags]]:
     """Source, kind in words, words to average over, and the rows."""
     runs, is_mixture = judged.runs, judged.misses.basis.is_mixture
-    for flag, model in enumerate(KINDS):
-        for source in np.unique(runs.sources).tolist():
-            here = (runs.sources == source) & (is_mixture == bool(flag))
-            if not by_meter:
-                yield source, model, [model], here
-                continue
-            for meter in np.unique(runs.meters[here]).tolist():
-                word = str(meter).removesuffix("_bytes").replace("peak", "total")
-                yield source, f"{model} {word}", [model, word], here & (runs.meters == meter)
+    pairs = sorted({*zip(runs.sources.tolist(), judged.groups.tolist(), strict=True)})
+    for (flag, model), (source, group) in itertools.product(enumerate(KINDS), pairs):
+        here = (runs.sources == source) & (judged.groups == group) & (is_mixture == bool(flag))
+        words = [model, *([group] if group else [])]
+        words += [] if source in fitted_sources() else ["in no fit"]
+        if not by_meter:
+            yield source, " ".join(words[: 1 + bool(group)]), words, here
+            continue
+        for meter in np.unique(runs.meters[here]).tolist():
+            word = str(meter).removesuffix("_bytes").replace("peak", "total")
+            yield (
+                source,
+                f"{model} {word} {group}".strip(),
+                [*words, word],
+                here & (runs.meters == meter),
+            )
 
 
 def _after_trials(
@@ -384,15 +398,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which rows a search has tried")
     parser.add_argument(
         "--leave-one-out",
-        action="store_true",
-        help="fit anew for every source that is left out; about a minute",
+        nargs="?",
+        const="source",
+        choices=ALIKE,
+        help="fit anew for every source that is left out, or for all runs of a kind of chip, an "
+        "engine or a family of models; about a minute",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/cost.md")
     options = parser.parse_args()
     runs = read_runs(options.published, with_open=True)
     constants = load_constants(options.constants) if options.constants else load_constants()
-    judged = by_others(runs) if options.leave_one_out else by_shipped(runs, constants)
+    judged = (
+        by_others(runs, options.leave_one_out)
+        if options.leave_one_out
+        else by_shipped(runs, constants)
+    )
     found = measure(judged, seed=options.seed)
     if options.json:
         print(json.dumps(found))

@@ -124,7 +124,7 @@ def calibrate_with_shares(
     """Constants of the step time, and with them the share that each kind of device holds.
 
     Args:
-        plans: What ran, with a `sustained_share` that is not looked at.
+        plans: What ran, with the `sustained_share` of a device whose kind holds all.
         measured_s: Seconds per optimizer step.
         start: What is known before.
         kinds: The kind of each row's device, from 0; a negative one holds all, by definition.
@@ -144,7 +144,9 @@ def calibrate_with_shares(
     seconds = _times_by_constants(plans)
 
     def log_step_s(at: Values) -> Values:
-        return np.log(seconds(_with(start, names, at[:n]), np.exp(is_of @ at[n:])))
+        return np.log(
+            seconds(_with(start, names, at[:n]), plans.sustained_share * np.exp(is_of @ at[n:]))
+        )
 
     def share_slopes(at: Values, now: Values) -> Values:
         # A row has one share, so all of them move at once.

@@ -128,7 +128,7 @@ def fit_time(runs: Runs) -> Fitted:
     of_devices = sorted(set(names.tolist()) - {_OF_REFERENCE})
     kinds = np.array([of_devices.index(n) if n in of_devices else -1 for n in names.tolist()])
     fitted, shares = calibrate_with_shares(
-        ran.plans,
+        dataclasses.replace(ran.plans, sustained_share=_powered(ran)),
         ran.times_s,
         _START,
         kinds,
@@ -171,16 +171,18 @@ class LeftOut:
         return found
 
 
-def leave_one_out(runs: Runs, of_all: Fitted) -> LeftOut:
-    """Predict each source by a fit on the other sources that are fitted.
+def leave_one_out(runs: Runs, of_all: Fitted, by: str = "source") -> LeftOut:
+    """Predict each group of runs by a fit on the others that are fitted.
 
-    Those that are not fitted are predicted by the fit on all that are, which is given. No fit
-    begins at it: the search would end near it, and so near the source that is left out.
+    `by` says what runs of a group share: `Runs.alike`. Groups of which none is fitted are
+    predicted by the fit on all that are, which is given. No fit begins at it: the search would
+    end near it, and so near the group that is left out.
     """
     fitted_on = np.isin(runs.sources, fitted_sources())
+    groups = runs.alike(by)
     predicted, rows = [], []
-    for source in np.unique(runs.repositories):
-        here = runs.repositories == source
+    for group in np.unique(groups):
+        here = groups == group
         part = runs.part(here)
         is_fitted = bool(fitted_on[here].any())
         fitted = fit(runs.part(fitted_on & ~here)) if is_fitted else of_all
@@ -199,8 +201,13 @@ def _chips(runs: Runs) -> NDArray[np.str_]:
 
 
 def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
-    column = np.array([shares.get(str(kind), 1.0) for kind in kinds])
+    column = np.array([shares.get(str(kind), 1.0) for kind in kinds]) * _powered(runs)
     return dataclasses.replace(runs, plans=dataclasses.replace(runs.plans, sustained_share=column))
+
+
+def _powered(runs: Runs) -> Values:
+    """Share of the 16-bit rate that the power of each row's device pays for."""
+    return np.array([one.powered_share(one.half) for one in runs.accelerators])
 
 
 def write_constants(constants: Constants, path: Path, *, by: str) -> None:

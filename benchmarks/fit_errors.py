@@ -1,11 +1,12 @@
 """Learn how far off the cost model is on sources that it has not seen, and write it.
 
-Each source that `sources.json` lists as fitted is left out in turn: the constants are fitted on
-the others and predict it. Sources that are listed as held out are predicted by the fit on all that
-are fitted, and teach as well. The interval around a prediction then holds LEVEL of the rows of a
-new source, on average over sources: hierarchical conformal prediction, whose guarantee asks only
-that sources are exchangeable. Source: Lee, Barber and Willett, Distribution-free inference with
-hierarchical data (arXiv:2306.06342), section 3. `autotune/cost/errors.yaml` is written.
+Each source that `sources.json` lists as fitted is left out in turn, and then each generation of
+chips: the constants are fitted on the others and predict it. Sources that are listed as held out
+are predicted by the fit on all that are fitted, and teach as well. The interval around a
+prediction then holds LEVEL of the rows of a new source, on average over sources: hierarchical
+conformal prediction, whose guarantee asks only that sources are exchangeable. Source: Lee, Barber
+and Willett, Distribution-free inference with hierarchical data (arXiv:2306.06342), section 3.
+`autotune/cost/errors.yaml` is written.
 
 With `--constants` the constants are fitted and written first, as `fit_constants.py` does: the one
 command after a change of the model. It takes about a minute of one core.
@@ -40,6 +41,8 @@ from autotune.cost.errors import (
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+LEARNED_BY = ("source", "chip")
+"""What is left out for intervals to be learned, one at a time."""
 _ENOUGH_SOURCES = 5
 """Sources that make a kind; where fewer are of it, it counts as the next wider one."""
 _ENOUGH_RUNS = 5
@@ -52,7 +55,9 @@ _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
 _TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("experts", "small_peak", "new_framework", "new_accelerator")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
+"""What may widen either: a chip that nobody measured changes how long kernels take, not what they
+hold."""
 _MOST_PEAKS = 0.97
 """Most of the peaks seen that an interval holds: without, that of ten sources has to hold 99%, so
 nearly the worst of all, and peaks decide what stands first in a plan."""
@@ -62,6 +67,8 @@ nearly the worst of all, and peaks decide what stands first in a plan."""
 class Misses:
     """Runs that were left out: log(measured / predicted), NaN where nothing was measured."""
 
+    rows: NDArray[np.intp]
+    """Which runs these are."""
     sources: NDArray[np.str_]
     basis: ForecastBasis
     meters: NDArray[np.str_]
@@ -85,6 +92,7 @@ def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     measured = np.where(ended, runs.plans.memory_bytes, runs.peaks_bytes)
     peaks = np.select([meters == meter for meter in METERS], list(by_meter.values()))
     return Misses(
+        rows=np.arange(len(runs.rows)),
         sources=runs.sources,
         basis=_basis(runs, left_out),
         meters=meters,
@@ -93,21 +101,39 @@ def misses_of(runs: Runs, left_out: LeftOut) -> Misses:
     )
 
 
+def misses_to_learn(*left_out: Misses) -> Misses:
+    """Misses of runs that were left out in several ways, together.
+
+    Those of sources alone have hardly a chip that no other source has; with those of chips, what
+    nobody measured is learned from all runs.
+    """
+    n = sum(len(misses.rows) for misses in left_out)
+    return Misses(**_joined([vars(misses) for misses in left_out], np.arange(n)))
+
+
 def _basis(runs: Runs, left_out: LeftOut) -> ForecastBasis:
     """What the predictions rest on: what is known of each source is from the others."""
     parts = []
     for said, rows in zip(left_out.predicted, left_out.rows, strict=True):
         here = np.zeros(len(runs.rows), bool)
         here[rows] = True
-        others = Errors(sources=0, step_time=_NONE, peak_memory=_NONE, peaks=peaks_of(runs, ~here))
+        others = Errors(
+            sources=0,
+            step_time=_NONE,
+            peak_memory=_NONE,
+            accelerators=accelerators_of(runs, ~here),
+        )
         parts.append(basis_of(said, runs.part(here).facts(others)))
     order = np.argsort(np.concatenate(left_out.rows))
-    return ForecastBasis(**_joined([vars(part) for part in parts], order))
+    found: ForecastBasis = _joined(parts, order)
+    return found
 
 
 def _joined(parts: Sequence[Any], order: NDArray[np.intp]) -> Any:
     """Parts of rows together, in an order: arrays, and those in mappings and tuples."""
     first = parts[0]
+    if isinstance(first, ForecastBasis):
+        return ForecastBasis(**_joined([vars(part) for part in parts], order))
     if isinstance(first, Mapping):
         return {name: _joined([part[name] for part in parts], order) for name in first}
     if isinstance(first, tuple):
@@ -115,26 +141,25 @@ def _joined(parts: Sequence[Any], order: NDArray[np.intp]) -> Any:
     return np.concatenate(parts)[order]
 
 
-def peaks_of(runs: Runs, which: Flags) -> dict[str, list[float]]:
-    """Framework -> peaks of the accelerators that it ran often on, in TFLOP/s."""
+def accelerators_of(runs: Runs, which: Flags) -> dict[str, list[str]]:
+    """Framework -> accelerators that it ran often on."""
     ran = (
         which & (runs.status == "ok") & (np.isfinite(runs.times_s) | np.isfinite(runs.peaks_bytes))
     )
     ran = ran & ~runs.host_bound & (runs.sources == runs.repositories)
-    flops = np.array([its.peak_flops[its.half] for its in runs.accelerators])
+    accelerators = np.array([accelerator.name for accelerator in runs.accelerators])
     found = {}
     for name in np.unique(runs.frameworks[ran]):
-        peaks, counts = np.unique(
-            flops[(runs.frameworks == name) & ran].round(-11), return_counts=True
-        )
-        if often := [float(peak) / 1e12 for peak in peaks[counts >= _ENOUGH_RUNS]]:
+        its = accelerators[(runs.frameworks == name) & ran]
+        names, counts = np.unique(its, return_counts=True)
+        if often := names[counts >= _ENOUGH_RUNS].tolist():
             found[str(name)] = often
     return found
 
 
-def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors:
-    """Intervals from the misses of some runs."""
-    basis = misses.basis
+def learn(misses: Misses, which: Flags, accelerators: dict[str, list[str]]) -> Errors:
+    """Intervals from the misses of some runs: `which` has an element for each run there is."""
+    basis, which = misses.basis, which[misses.rows]
     times = _learned(misses, which, misses.times, "time", basis.time_kinds(), _TIME_PARTS)
     return Errors(
         sources=_count(misses.sources[which]),
@@ -142,7 +167,7 @@ def learn(misses: Misses, which: Flags, peaks: dict[str, list[float]]) -> Errors
         peak_memory=_learned(
             misses, which, misses.peaks, "memory", basis.memory_kinds(), _MEMORY_PARTS
         ),
-        peaks=peaks,
+        accelerators=accelerators,
     )
 
 
@@ -174,15 +199,17 @@ def _learned(
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
         if _count(sources[here]) >= _ENOUGH_SOURCES:
             wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
-            found[prefix] = _blend(_ends(scaled[here], sources[here], most), wider_kind)
+            ends = _blend(_ends(scaled[here], sources[here], most), wider_kind)
+            known = found.get(prefix.replace("unknown", "known"), ends)
+            found[prefix] = _no_narrower(ends, known)
     learned = Widths(kinds=found, wider=wider)
-    known = replace(
+    as_known = replace(
         basis,
         is_known=np.ones(len(which), bool),
         parts={**basis.parts, "new_framework": np.zeros(len(which))},
     )
-    kinds = known.time_kinds() if is_time else known.memory_kinds()
-    below, above = (ends[rows] for ends in learned.ends(kinds, known))
+    kinds = as_known.time_kinds() if is_time else as_known.memory_kinds()
+    below, above = (reached[rows] for reached in learned.ends(kinds, as_known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
     own = {name: min(size, most_wider) for name, size in needed.items()}
@@ -210,6 +237,13 @@ def _blend(own: Ends, wider: Ends) -> Ends:
         low=round((own.low + wider.low) / 2, 3),
         high=round((own.high + wider.high) / 2, 3),
         sources=own.sources,
+    )
+
+
+def _no_narrower(unknown: Ends, known: Ends) -> Ends:
+    """What nobody measured is no surer than what somebody did."""
+    return unknown.model_copy(
+        update={"low": max(unknown.low, known.low), "high": max(unknown.high, known.high)}
     )
 
 
@@ -304,8 +338,11 @@ def main() -> None:
     fitted = fit(runs.part(np.isin(runs.sources, fitted_sources())))
     if options.constants:
         fit_constants.show(fitted)
-    misses = misses_of(runs, leave_one_out(runs, fitted))
-    errors = learn(misses, np.ones(len(runs.rows), bool), peaks_of(runs, runs.sources != ""))
+    left_out = (leave_one_out(runs, fitted, by) for by in LEARNED_BY)
+    misses = misses_to_learn(*(misses_of(runs, each) for each in left_out))
+    errors = learn(
+        misses, np.ones(len(runs.rows), bool), accelerators_of(runs, runs.sources != "")
+    )
     print(errors.model_dump_json(indent=2))
     if options.dry_run:
         return

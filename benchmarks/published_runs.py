@@ -22,6 +22,8 @@ _ENOUGH_ROWS = 6
 _SCORED_BASES = {"published", "published+HEAD recipe"}
 _HELD_OUT = SPLIT.parent / "published" / "held_out.csv"
 """Complete rows that are in no fit either, and were predicted before they taught any width."""
+ALIKE = ("source", "chip", "engine", "model")
+"""What runs of a group that is left out share."""
 _OPEN = " open"
 """Ending of the source of rows that leave something open: one apart from the complete ones."""
 
@@ -58,6 +60,23 @@ class Runs:
     def repositories(self) -> NDArray[np.str_]:
         """Repositories of the rows, complete or not."""
         return np.char.partition(self.sources, " ")[:, 0]
+
+    def alike(self, by: str) -> NDArray[np.str_]:
+        """The group that each row is left out with, by one of `ALIKE`.
+
+        Chips of a generation have the same narrowest precision and maker; models of a family the
+        same first word.
+        """
+        if by == "source":
+            return self.repositories
+        if by == "engine":
+            return self.frameworks
+        if by == "chip":
+            return np.array([_generation(accelerator) for accelerator in self.accelerators])
+        names = [row.get("model_name", "").rpartition("/")[2].lower() for row in self.rows]
+        return np.array(
+            [re.sub(r"^meta.|^megatron.|[^a-z].*", "", name) or "other" for name in names]
+        )
 
     @property
     def host_bound(self) -> NDArray[np.bool_]:
@@ -160,6 +179,13 @@ def _runs(scored: Sequence[dict[str, str]], read: TableRows, plans: Plans) -> Ru
         accelerators=read.accelerators,
         n_unpredicted=len(scored) - len(rows),
     )
+
+
+def _generation(accelerator: Accelerator) -> str:
+    narrowest = next(
+        name for name in ("fp4", "fp8", "bf16", "fp16") if name in accelerator.peak_flops
+    )
+    return f"AMD {narrowest}" if accelerator.name.startswith("MI") else narrowest
 
 
 def _is_scored(row: dict[str, str]) -> bool:

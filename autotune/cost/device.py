@@ -31,10 +31,15 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
     link_bytes_per_s, domain = accelerator.links(per_node)
     found = accelerator.measured or MeasuredRates()
     attention = found.attention.get(precision, _UNMEASURED_ATTENTION)
+    wide = "fp32" if precision == "fp32" else accelerator.half
+    powered = accelerator.powered_share(wide)
     return {
-        "matmul_flops": accelerator.rate(precision),
-        "half_flops": accelerator.rate("fp32" if precision == "fp32" else accelerator.half),
-        "sustained_share": accelerator.sustained_share,
+        # `sustained_share` holds for both, and narrow products take less power.
+        "matmul_flops": accelerator.rate(precision)
+        * accelerator.powered_share(precision)
+        / powered,
+        "half_flops": accelerator.rate(wide),
+        "sustained_share": accelerator.sustained_share * powered,
         "memory_bytes": accelerator.memory_bytes,
         "memory_bytes_per_s": _streamed(found.memory_bytes_per_s)
         or accelerator.memory_bytes_per_s,

@@ -9,8 +9,7 @@ sources whose rows the constants had not seen. `benchmarks/fit_errors.py` learns
 Runs of CPU ranks have `errors_cpu.yaml`.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from autotune.base.yaml_file import read_yaml
 from autotune.cost.normal import below
 from autotune.cost.plans import Column, PlanColumns, Recompute
 from autotune.cost.predict import Prediction, predict
-from autotune.devices.accelerators import Accelerator
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 
 SHIPPED = Path(__file__).resolve().parent / "errors.yaml"
@@ -38,8 +37,6 @@ END = 1.6449
 """The same in deviations of a normal distribution."""
 METERS = ("allocated_bytes", "reserved_bytes", "peak_bytes")
 """Meters of memory, as `Memory` calls them; the last is what nvidia-smi shows."""
-_ALIKE = 0.2
-"""Accelerators whose peaks differ by less, in logarithm, count as the same: A100 and A800."""
 _NATURAL_ROUTING = 1.5
 """Factor by which steps may take longer where the router decides alone which experts get how many
 rows, and ranks hold different ones. Predictions are of even ones, as are most published runs,
@@ -296,8 +293,8 @@ class Errors(BaseModel):
     """Sources that were left out, one after the other."""
     step_time: Widths
     peak_memory: Widths
-    peaks: dict[str, list[float]] = Field(default_factory=dict)
-    """Framework -> peaks of the accelerators that it was seen on, in TFLOP/s at 16 bits."""
+    accelerators: dict[str, list[str]] = Field(default_factory=dict)
+    """Framework -> accelerators that it was seen on, by their names in the shipped table."""
 
     @property
     def widest_memory(self) -> LogSpread:
@@ -316,17 +313,25 @@ class Errors(BaseModel):
 
         A probe of one's own stands for runs of others on such accelerators.
         """
-        every = [peak for known in self.peaks.values() for peak in known]
+        table = {one.name: one for one in shipped_accelerators()}
+        every = {name for known in self.accelerators.values() for name in known}
+
+        def is_among(accelerator: Accelerator, names: Iterable[str]) -> bool:
+            return any(accelerator.is_like(table[name]) for name in names if name in table)
+
         flags: dict[tuple[str, int], tuple[bool, bool, bool]] = {}
         rows = []
         for name, accelerator in zip(frameworks, accelerators, strict=True):
             key = (name, id(accelerator))
             if key not in flags:
-                peak = accelerator.peak_flops[accelerator.half]
                 is_probed = accelerator.measured is not None
-                seen = self.peaks.get(name, [])
-                is_known = bool(seen) and (is_probed or is_among(peak, seen))
-                flags[key] = (is_known, not seen, not is_probed and not is_among(peak, every))
+                seen = self.accelerators.get(name, [])
+                is_known = bool(seen) and (is_probed or is_among(accelerator, seen))
+                flags[key] = (
+                    is_known,
+                    not seen,
+                    not is_probed and not is_among(accelerator, every),
+                )
             rows.append(flags[key])
         known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
         return RunFacts(
@@ -362,11 +367,6 @@ class Errors(BaseModel):
                 joint="; ",
             ),
         )
-
-
-def is_among(peak_flops: float, known_tflops: Sequence[float]) -> bool:
-    """Whether an accelerator's peak is that of a known one."""
-    return any(abs(math.log(peak_flops / (1e12 * known))) < _ALIKE for known in known_tflops)
 
 
 def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:

@@ -174,7 +174,8 @@ class Plans(PlanColumns):
 
     # The device and its links. Rates are per device, links per direction.
     matmul_flops: Column
-    """Best rate of large matrix products at the precision of the layers."""
+    """Best rate of large matrix products at the precision of the layers, of which
+    `sustained_share` lasts."""
     half_flops: Column
     """The same at bf16 or fp16: attention and logits run there even where layers run in fp8."""
     memory_bytes: Column

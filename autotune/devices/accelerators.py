@@ -3,6 +3,7 @@
 The table is `accelerators.yaml` beside this file; users add their own entries in a file like it.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,16 @@ _PROBE_HINT = "figures of a probe, maybe of another version's: run `autotune pro
 _ALIKE = 0.65
 """Least likeness of a name that is offered for another: those of other makers have less."""
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp4")
+_LIKE = 0.2
+"""Most logarithm of the ratio of two peaks that count as the same."""
+_OPERATIONS_PER_J = 1.22e12
+"""Operations in 16 bits that a joule pays for in large products that follow one another, over the
+share of bursts that training reaches on a device whose power is enough. A B200 of 1 kW holds 0.48
+of its peak in products as long as 0.2 ms and reaches 0.65 in shorter ones. Source:
+MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json; a100_pcie.json, with 0.74 in both."""
+_CHEAPER = {"fp8": 2.5, "fp4": 6.25}
+"""Times as many: half the bits are moved, and multipliers take a quarter. Source: Horowitz,
+Computing's energy problem (ISSCC 2014)."""
 MOST_RANKS = 2**31 - 1
 """More ranks than any run has."""
 _LEAST, _MOST = 1e-6, 1e12
@@ -114,8 +125,11 @@ class Accelerator:
         Mapping[_Precision, _Tera], Field(alias="achieved_tflops", min_length=1)
     ]
     """The best that large matrix products reach, by the same precisions."""
+    power_w: Annotated[float | None, _POSITIVE] = None
+    """Most power of the device, of its datasheet; None: nobody looked it up."""
     sustained_share: Annotated[float, Field(ge=_LEAST, le=2, strict=True)] = 1.0
-    """Share of that which it holds in training, beside the share that is common to all kinds."""
+    """Share of what its power pays for that it holds in training, beside the share that is common
+    to all kinds."""
     nvlink_bytes_per_s: Annotated[_GigaOrNone, Field(alias="nvlink_gb_per_s")]
     """All links together; 0 where there are none."""
     nvlink_domain: _Count
@@ -139,6 +153,24 @@ class Accelerator:
         Field(alias="network_topology"),
     ] = None
     """The network between their nodes; None: nobody described it, and all nodes count as close."""
+
+    def powered_share(self, precision: str) -> float:
+        """Share of what products reach in bursts that the power of the device pays for."""
+        if self.power_w is None:
+            return 1.0
+        per_j = _OPERATIONS_PER_J * _CHEAPER.get(precision, 1.0)
+        return min(1.0, per_j * self.power_w / self.rate(precision))
+
+    def is_like(self, other: "Accelerator") -> bool:
+        """Whether what is known of runs on one holds for the other: the A100 and the A800.
+
+        Both have the same narrow precisions, and nearly the same peaks in 16 bits and in 32.
+        """
+        ours, theirs = self.peak_flops, other.peak_flops
+        if any((narrow in ours) != (narrow in theirs) for narrow in ("bf16", "fp8", "fp4")):
+            return False
+        shared = [name for name in ("fp32", self.half) if name in ours and name in theirs]
+        return all(abs(math.log(ours[name] / theirs[name])) < _LIKE for name in shared)
 
     @property
     def half(self) -> str:

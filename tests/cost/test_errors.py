@@ -37,7 +37,7 @@ ERRORS = Errors(
         wider={"doubt": 2.0},
     ),
     peak_memory=Widths(kinds={"all": ends(0.4), "dense known": ends(0.2, 0.3)}, wider={}),
-    peaks={"megatron": [312.0]},
+    accelerators={"megatron": ["A100-80GB"]},
 )
 CLOSED = {
     **{"loss": "fused", "recompute": "none", "attention": "flash", "zero_stage": "1"},

@@ -258,7 +258,7 @@ def test_a_plain_layout_or_a_faster_baseline_takes_a_smaller_chance(
 
 def test_the_candidate_that_stands_for_a_row_is_the_one_that_gave_the_row_its_place():
     keys = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
-    tight = {**keys, "engine": "megatron", "memory_limit": "40GiB"}
+    tight = {**keys, "engine": "megatron", "memory_limit": "34GiB"}
     outlook = open_outlook(None, tight, H100)
     ranking = rank_lattice(outlook)
     rows = ranking.choices.firsts
