@@ -58,6 +58,9 @@ _NO_SCRIPTS = (__name__.partition(".")[0], "deepspeed", "accelerate", "transform
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
+_MOST_ELSEWHERE = 200
+"""Training passes of other engines, with none of the watched one between them, after which that is
+done."""
 _MAX_PLAIN_STEPS = 50
 """Optimizer steps without an engine after which it is plain that the script trains without one."""
 
@@ -87,7 +90,7 @@ class Guest(Rank):
         self._n_errors = 0
         self._last_error: BaseException | None = None
         """An error that the script caught; None: it has taken a step since."""
-        self._n_plain_steps = 0
+        self._n_plain_steps = self._n_elsewhere = 0
         self._exit_code: Any = None
         """What the script gave to `sys.exit` last."""
         self._handled_at_exit: Exception | None = None
@@ -113,6 +116,7 @@ class Guest(Rank):
             *frameworks.hooks(self.edits.arguments, self.seen),
             ("torch.optim.optimizer", "", self._on_optimizers),
             ("torch.distributed", "destroy_process_group", self._part),
+            ("deepspeed.runtime.engine", "DeepSpeedEngine.destroy", self._destroy),
             ("deepspeed", "", self.on_deepspeed),
             ("deepspeed", "initialize", self._initialize),
             ("deepspeed", "zero.Init.__init__", self._note_init),
@@ -224,6 +228,8 @@ class Guest(Rank):
         made = self._failing_fast(initialize, *given.args, **given.kwargs)
         if facts is not None:
             self.seen["engines_trained"] += 1
+            if facts["client_optimizer"]:  # a function makes it in there
+                facts["client_optimizer"] = type(made[0].basic_optimizer).__name__
             self._wait_for(made[0], facts)
         return made
 
@@ -283,15 +289,38 @@ class Guest(Rank):
                 self._watch(engine, facts)
             return
 
+        is_called = False
+
         def on_pass(module: Any, args: Any, kwargs: Any) -> None:
-            if self._watched is None and is_training_pass(module):
-                self._watch(engine, facts)
+            nonlocal is_called
+            if module is engine:
+                is_called = True
+                past_engine.remove()  # a compiler would trace it
+            elif module is not engine.module:
+                return  # a copy of it
+            if not is_training_pass(module):
+                return
+            self._n_elsewhere = 0 if engine is self._watched else self._n_elsewhere + 1
+            if self._watched is not None and self._n_elsewhere >= _MOST_ELSEWHERE:
+                self._unwatch()
+            if self._watched is None:
+                self._watch(engine, facts, passes=module)
                 # The hook that counts came too late for this pass.
                 self._stopwatch.intake.see(module, args, kwargs)
 
-        engine.register_forward_pre_hook(on_pass, with_kwargs=True)
+        def forward(original: Function, *args: Any, **kwargs: Any) -> Any:
+            """A pass by the engine's hooks, which `engine.forward(batch)` leaves out."""
+            nonlocal is_called
+            if not is_called:
+                return engine(*args, **kwargs)
+            is_called = False
+            return original(*args, **kwargs)
 
-    def _watch(self, engine: Any, facts: dict[str, Any]) -> None:
+        engine.forward = around(engine.forward, forward)
+        engine.register_forward_pre_hook(on_pass, with_kwargs=True)
+        past_engine = engine.module.register_forward_pre_hook(on_pass, with_kwargs=True)
+
+    def _watch(self, engine: Any, facts: dict[str, Any], passes: Any = None) -> None:
         from autotune.trial.guest.watch import GuestStopwatch
 
         # What Hugging Face's file said comes before what became of it.
@@ -299,7 +328,7 @@ class Guest(Rank):
         self._watched = engine
         try:
             self.meter.cap()
-            self._stopwatch = GuestStopwatch(self, engine)
+            self._stopwatch = GuestStopwatch(self, engine, passes or engine)
             self._stopwatch.attach()
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
@@ -354,8 +383,12 @@ class Guest(Rank):
     ) -> None:
         """An error that nobody caught."""
         show(kind, error, trace)
-        if not isinstance(error, KeyboardInterrupt) and self._is_here:
-            self.record(error)
+        if isinstance(error, KeyboardInterrupt) or not self._is_here:
+            return
+        is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
+        if error is not self._last_error and not is_oom:
+            self.on_exit(goes_on=True)  # of what follows the training
+        self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
         """`sys.exit`, whose code nobody is told at the end of the interpreter.
@@ -384,6 +417,25 @@ class Guest(Rank):
         if group is None:
             self.on_exit(goes_on=True)
         part(group)
+
+    def _destroy(self, destroy: Callable[..., None], engine: Any, /) -> None:
+        """The watched engine ends: a script may look for its learning rate with one of its own."""
+        if engine is self._watched:
+            self._unwatch()
+        destroy(engine)
+
+    def _unwatch(self) -> None:
+        """Watch the next engine that trains: this one shows no more steps."""
+        self.on_exit(goes_on=True)  # does not return where it has shown enough
+        report = self.reporter.report
+        if self.is_over or report.phase is Phase.DIAGNOSE:
+            return
+        for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
+            seen.clear()
+        report.skipped.clear()
+        self._stopwatch.is_over = True
+        self._watched = self._stopwatch = None
+        self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
 
     def on_exit(self, *, goes_on: bool = False) -> None:
         """The interpreter ends: the script is done, or has given up; or it `goes_on`."""

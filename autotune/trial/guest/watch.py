@@ -27,9 +27,15 @@ class GuestStopwatch(Stopwatch):
     time for which a script waits for its data.
     """
 
-    def __init__(self, guest: Any, engine: Any) -> None:
-        """Take the engine; a script may call `loss.backward()` past it."""
-        self.intake = Intake(engine)
+    def __init__(self, guest: Any, engine: Any, passes: torch.nn.Module) -> None:
+        """Take the engine; a script may call `loss.backward()` past it.
+
+        Args:
+            guest: This rank.
+            engine: The engine that trains.
+            passes: What the script calls: the engine, or the module in it.
+        """
+        self.intake = Intake(engine, passes, sizes=guest.seen["loader_batches"])
         is_loss_scaled = bool(getattr(engine, "fp16_enabled", lambda: False)())
         live = driver.live(engine)
         super().__init__(guest, driver, live, is_loss_scaled=is_loss_scaled, tokens=self.intake)
@@ -39,7 +45,9 @@ class GuestStopwatch(Stopwatch):
         self._held: list[tuple[tuple[float, float, float], tuple[int, int, int]]] = []
         """Steps that are not agreed on yet: what this rank has seen of each, and its counts."""
         self._n_at_once = 1
-        engine.register_forward_hook(self._note_output)
+        self.is_over = False
+        """Whether another engine is watched by now."""
+        passes.register_forward_hook(self._note_output)
 
     @property
     def n_applied(self) -> int:
@@ -62,6 +70,8 @@ class GuestStopwatch(Stopwatch):
             self._outputs.append(loss.detach())
 
     def _step(self) -> None:
+        if self.is_over:
+            return
         self._guest.on_step()
         if not self._micro_losses:
             self._micro_losses.extend(self._outputs)
