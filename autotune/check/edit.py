@@ -19,9 +19,7 @@ _At = tuple[Any, ...]
 """Keys from the root of a text to one of its values."""
 _INDENTED = re.compile(r"\n([ \t]+)")
 _FLOAT = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d*)(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
-_COMMA = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?\*/|(?P<comma>,)", re.DOTALL)
-_COMMA_BEHIND = re.compile(r"[ \t]*,")
-_REMARK_BEHIND = re.compile(r"[ \t]*,?[ \t]*(?://|#)[^\r\n]*")
+_REMARK_BEHIND = re.compile(r"[ \t]*(,?)[ \t]*(?://|#)[^\r\n]*")
 _MOST_READ = {"json": 2**26, "hjson": 2**22, "yaml": 2**22}
 """Characters that are read again for all changes of a text together: PyYAML takes its time."""
 
@@ -177,9 +175,9 @@ class _EditedText:
         at = members[-1].value.end
         step = newline.removeprefix(outer) if newline.startswith(outer) else ""
         member = f"{self._named(name, False)}: {self._dumped(value, newline, step)}"
-        behind = self._text[at : self._remark_end(at)]  # about the last member
-        comma = "" if behind.lstrip()[:1] == "," else ","
-        return self._spliced(at, at + len(behind), f"{comma}{behind}{gap}{member}")
+        remark = _REMARK_BEHIND.match(self._text, at) if self._is_json else None
+        behind, comma = (remark[0], remark[1]) if remark else ("", "")  # about the last member
+        return self._spliced(at, at + len(behind), f"{'' if comma else ','}{behind}{gap}{member}")
 
     def _without(self, section: TextNode, above: Member | None, member: Member) -> str:
         """The text without a member; `above` is the one whose value the section is."""
@@ -189,8 +187,9 @@ class _EditedText:
         if section.indent is None:
             if len(members) == 1:
                 return self._spliced(section.start, section.end, "{}")
-            if self._is_json and self._language.comments(self._text):
-                return self._without_comments_of(member, members[index - 1] if index else None)
+            remark = _REMARK_BEHIND.match(self._text, end) if self._is_json else None
+            if remark and remark[1]:  # it keeps its line
+                return self._spliced(start, remark.end(1), "")
             start = members[index - 1].value.end if index else start
             return self._spliced(start, end if index else members[1].start, "")
         start, end = self._text.rfind("\n", 0, start) + 1, self._line_end(end)
@@ -206,25 +205,6 @@ class _EditedText:
             return self._spliced(start, end, f"{remarks}{{}}{self._newline}")
         after, at = self._spliced(start, end, remarks), self._text.index(":", above.end) + 1
         return f"{after[:at]} {{}}{after[at:]}"
-
-    def _without_comments_of(self, member: Member, before: Member | None) -> str:
-        """The text without a member of JSON that has comments, all of which stay."""
-        start, end = member.start, member.value.end
-        if (comma := _COMMA_BEHIND.match(self._text, end)) is None:
-            if before is None:
-                raise TooOddError
-            kept = self._text[before.value.end : start]
-            *_, at = (one.start() for one in _COMMA.finditer(kept) if one["comma"])
-            return self._spliced(before.value.end, end, kept[:at] + kept[at + 1 :])
-        end, line = comma.end(), self._text.rfind("\n", 0, start) + 1
-        if not (self._text[line:start] + self._text[end : self._line_end(end)]).strip():
-            start, end = line, self._line_end(end)
-        return self._spliced(start, end, "")
-
-    def _remark_end(self, at: int) -> int:
-        """End of the comment behind a value on its line, or of the value."""
-        behind = _REMARK_BEHIND.match(self._text, at) if self._is_json else None
-        return at if behind is None else behind.end()
 
     def _line_end(self, at: int) -> int:
         """Start of the next line."""

@@ -64,8 +64,9 @@ def test_comments_that_deepspeed_reads_stay(changes, lines):
     assert data == changed(json_text.data(REMARKED, reads_exponents=True), changes)
 
 
-def test_a_section_goes_not_with_its_comments():
-    assert edit(REMARKED, {"zero_optimization": None}, "hjson") is None
+def test_what_would_take_comments_with_it_is_not_edited():
+    for name in ("zero_optimization", "accum"):
+        assert edit(REMARKED, {name: None}, "hjson") is None
     assert edit("{stage: 2}", {}, "hjson") is None, "Hjson that is no JSON"
 
 

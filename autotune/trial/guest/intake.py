@@ -52,11 +52,7 @@ class Intake:
         A pipeline's engine calls its module's forward pass, and not its own; there each pass is a
         micro-batch, for forward and backward passes alternate as its schedule has it.
 
-        Args:
-            engine: The engine.
-            passes: What the script calls in its place.
-            by_labels: See above.
-            sizes: Samples of the batches that the script's data loaders make.
+        The batches of the script's data loaders have `sizes` samples.
         """
         self._sizes = {size for size in sizes if size > 1}
         self._axis: int | None = None
@@ -135,7 +131,9 @@ class Intake:
             real = (mask != 0).sum()
         elif is_tokens:
             real = torch.tensor(first.numel(), device=first.device)
-        samples, length = self._size(first, args, kwargs)
+        if any(first is kwargs.get(name) for name in _TRUSTED):
+            self._axis = 0
+        samples, length = self._size(first, [*args, *kwargs.values()])
         last = self._passes[-1].backward if self._passes else 0
         begins = self._is_pipeline or self._is_backward
         self._is_backward = False
@@ -148,19 +146,16 @@ class Intake:
             )
         )
 
-    def _size(
-        self, first: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[int, int]:
+    def _size(self, first: torch.Tensor, given: list[Any]) -> tuple[int, int]:
         """Samples of a pass and the length of each, by the dimensions of its first tensor.
 
         The samples are the second dimension, as in torch's `Transformer`, or the items of a list,
         as in detection, where a data loader's batches have as many and the first does not.
         """
         size, length = int(first.shape[0]), int(first.shape[1]) if first.dim() > 1 else 0
-        given = [*args, *kwargs.values()]
         lists = (one for one in given if isinstance(one, list | tuple) and len(one))
         n_listed = next((len(one) for one in lists if one[0] is first), 0)
-        if self._axis is None and not any(first is kwargs.get(name) for name in _TRUSTED):
+        if self._axis is None:
             if size in self._sizes:
                 self._axis = 0
             elif n_listed in self._sizes:

@@ -68,9 +68,8 @@ def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
     if given and _is_preparing(given[0]):
         return _prepare(given[0], save, *args, **kwargs)
     if given:
-        name = os.path.abspath(given[0])
-        is_folder = os.path.isdir(name)
-        _unsaved[f"{name}{os.sep}" if is_folder else name] = None if is_folder else _identity(name)
+        name = f"{os.path.abspath(given[0])}{os.sep * os.path.isdir(given[0])}"
+        _unsaved[name] = _identity(name)
     return True
 
 
@@ -155,10 +154,9 @@ def watch_files(began_s: float) -> None:
 
     for name in ("rename", "replace", "remove", "unlink"):
         setattr(os, name, around(getattr(os, name), _spare))
-    for name in ("copyfile", "copy", "copy2", "copytree"):
+    for name in ("copyfile", "copy", "copy2", "copytree", "move"):
         vars(shutil)[name] = around(getattr(shutil, name), _spare)
     vars(shutil)["rmtree"] = around(shutil.rmtree, remove_folder)
-    vars(shutil)["move"] = around(shutil.move, _move)
     os.mkdir = around(os.mkdir, _make_folder)
 
 
@@ -211,10 +209,10 @@ def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
     given = [*args, *(kwargs[name] for name in ("path", "src", "dst") if name in kwargs)]
     paths = [os.path.abspath(one) if isinstance(one, str | os.PathLike) else "" for one in given]
     name, target = (*paths, "")[:2]  # the old name and the new one
-    if target and call.__name__ in ("copy", "copy2") and os.path.isdir(target):
-        target = os.path.join(target, os.path.basename(name))
     if _is_passed_by(target):
         return target
+    if target and call.__name__ in ("copy", "copy2", "move") and os.path.isdir(target):
+        target = os.path.join(target, os.path.basename(name))
     if _is_unsaved(name):
         if target:
             _unsaved[target] = _identity(target)
@@ -236,13 +234,6 @@ def _is_unsaved(name: str) -> bool:
     holds = (f"{one.rstrip(os.sep)}{os.sep}" for one in _unsaved)
     is_one = any(one.startswith(f"{name}{os.sep}") or name.startswith(one) for one in holds)
     return is_one and bool(name) and not os.path.lexists(name)
-
-
-def _move(move: Function, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    is_path = isinstance(target, str | os.PathLike)
-    if is_path and _is_passed_by(os.path.abspath(target)):
-        return target
-    return move(source, target, *args, **kwargs)
 
 
 def _is_passed_by(target: str) -> bool:

@@ -58,9 +58,6 @@ _NO_SCRIPTS = (__name__.partition(".")[0], "deepspeed", "accelerate", "transform
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
-_MOST_ELSEWHERE = 200
-"""Training passes of other engines, with none of the watched one between them, after which that is
-done."""
 _MAX_PLAIN_STEPS = 50
 """Optimizer steps without an engine after which it is plain that the script trains without one."""
 
@@ -90,7 +87,7 @@ class Guest(Rank):
         self._n_errors = 0
         self._last_error: BaseException | None = None
         """An error that the script caught; None: it has taken a step since."""
-        self._n_plain_steps = self._n_elsewhere = 0
+        self._n_plain_steps = 0
         self._exit_code: Any = None
         """What the script gave to `sys.exit` last."""
         self._handled_at_exit: Exception | None = None
@@ -296,14 +293,8 @@ class Guest(Rank):
             if module is engine:
                 is_called = True
                 past_engine.remove()  # a compiler would trace it
-            elif module is not engine.module:
-                return  # a copy of it
-            if not is_training_pass(module):
-                return
-            self._n_elsewhere = 0 if engine is self._watched else self._n_elsewhere + 1
-            if self._watched is not None and self._n_elsewhere >= _MOST_ELSEWHERE:
-                self._unwatch()
-            if self._watched is None:
+            is_of_engine = module in (engine, engine.module)  # and no copy
+            if self._watched is None and is_of_engine and is_training_pass(module):
                 self._watch(engine, facts, passes=module)
                 # The hook that counts came too late for this pass.
                 self._stopwatch.intake.see(module, args, kwargs)
@@ -420,22 +411,15 @@ class Guest(Rank):
 
     def _destroy(self, destroy: Callable[..., None], engine: Any, /) -> None:
         """The watched engine ends: a script may look for its learning rate with one of its own."""
-        if engine is self._watched:
-            self._unwatch()
-        destroy(engine)
-
-    def _unwatch(self) -> None:
-        """Watch the next engine that trains: this one shows no more steps."""
-        self.on_exit(goes_on=True)  # does not return where it has shown enough
         report = self.reporter.report
-        if self.is_over or report.phase is Phase.DIAGNOSE:
-            return
-        for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
-            seen.clear()
-        report.skipped.clear()
-        self._stopwatch.is_over = True
-        self._watched = self._stopwatch = None
-        self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
+        if engine is self._watched and report.phase is not Phase.DIAGNOSE:
+            self.on_exit(goes_on=True)  # does not return where it has shown enough steps
+            for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
+                seen.clear()
+            report.skipped.clear()
+            self._watched = self._stopwatch = None
+            self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
+        destroy(engine)
 
     def on_exit(self, *, goes_on: bool = False) -> None:
         """The interpreter ends: the script is done, or has given up; or it `goes_on`."""

@@ -28,12 +28,9 @@ class GuestStopwatch(Stopwatch):
     """
 
     def __init__(self, guest: Any, engine: Any, passes: torch.nn.Module) -> None:
-        """Take the engine; a script may call `loss.backward()` past it.
+        """Take the engine, and what the script calls: that, or its module.
 
-        Args:
-            guest: This rank.
-            engine: The engine that trains.
-            passes: What the script calls: the engine, or the module in it.
+        A script may call `loss.backward()` past it.
         """
         self.intake = Intake(engine, passes, sizes=guest.seen["loader_batches"])
         is_loss_scaled = bool(getattr(engine, "fp16_enabled", lambda: False)())
@@ -45,8 +42,6 @@ class GuestStopwatch(Stopwatch):
         self._held: list[tuple[tuple[float, float, float], tuple[int, int, int]]] = []
         """Steps that are not agreed on yet: what this rank has seen of each, and its counts."""
         self._n_at_once = 1
-        self.is_over = False
-        """Whether another engine is watched by now."""
         passes.register_forward_hook(self._note_output)
 
     @property
@@ -70,8 +65,6 @@ class GuestStopwatch(Stopwatch):
             self._outputs.append(loss.detach())
 
     def _step(self) -> None:
-        if self.is_over:
-            return
         self._guest.on_step()
         if not self._micro_losses:
             self._micro_losses.extend(self._outputs)

@@ -117,11 +117,11 @@ def test_an_engine_that_ends_is_measured_or_makes_room_for_the_next(
     report = SimpleNamespace(phase=Phase.MEASURED, pid=os.getpid(), **steps, **more)
     guest.reporter, guest.is_over = SimpleNamespace(report=report), False
     guest.seen = {"engines": 2, "engines_trained": 1}
-    watch = SimpleNamespace(cut_short=lambda: done.append("measured"), is_over=False)
-    guest._stopwatch, guest._watched = watch, engine if is_watched else object()
+    watch = SimpleNamespace(cut_short=lambda: done.append("measured"))
+    guest._stopwatch, guest._watched = watch, engine if is_watched else None
     around(lambda _: done.append("destroyed"), guest._destroy)(engine)
     assert done == [*(ends if is_watched else ()), "destroyed"]
-    assert (guest._watched is None) == watch.is_over == is_watched
+    assert guest._watched is None
     assert len(report.step_times_s) == (0 if is_watched else n_steps)
     assert guest.seen["engines_trained"] == (0 if is_watched else 1)
 
@@ -151,7 +151,7 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     call: Callable[[Engine, torch.Tensor], torch.Tensor], past_engine: bool | None
 ) -> None:
     guest, engine, seen = Guest.__new__(Guest), Engine(), list[Any]()
-    guest._watched, guest._n_elsewhere = None, 0
+    guest._watched = None
 
     def watch(engine: Engine, facts: Any, *, passes: torch.nn.Module) -> None:
         guest._watched = engine
