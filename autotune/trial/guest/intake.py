@@ -1,7 +1,7 @@
 """What went into an engine's forward passes, counted from the tensors that did."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,10 +40,10 @@ class Intake:
     def __init__(
         self,
         engine: Any,
-        passes: torch.nn.Module | None = None,
+        passes: Any = None,
         *,
         by_labels: bool = False,
-        sizes: Collection[int] = (),
+        sizes: Iterable[int] = (),
     ) -> None:
         """Hook into the engine's forward pass, or that of `passes`; evaluation is left out.
 
@@ -152,16 +152,13 @@ class Intake:
         The samples are the second dimension, as in torch's `Transformer`, or the items of a list,
         as in detection, where a data loader's batches have as many and the first does not.
         """
-        size, length = int(first.shape[0]), int(first.shape[1]) if first.dim() > 1 else 0
+        size, length = (*map(int, first.shape), 0)[:2]
         lists = (one for one in given if isinstance(one, list | tuple) and len(one))
         n_listed = next((len(one) for one in lists if one[0] is first), 0)
-        if self._axis is None:
-            if size in self._sizes:
-                self._axis = 0
-            elif n_listed in self._sizes:
-                return n_listed, 0
-            elif length in self._sizes:
-                self._axis = 1
+        if self._axis is None and size not in self._sizes and n_listed in self._sizes:
+            return n_listed, 0
+        if self._axis is None and not self._sizes.isdisjoint((size, length)):
+            self._axis = int(size not in self._sizes)
         return (length, size) if self._axis else (size, length)
 
     def _watch_gradients(self, module: torch.nn.Module, _: Any, output: Any) -> None:
