@@ -19,7 +19,8 @@ _At = tuple[Any, ...]
 """Keys from the root of a text to one of its values."""
 _INDENTED = re.compile(r"\n([ \t]+)")
 _FLOAT = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d*)(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
-_MOST_READ = {"json": 2**26, "yaml": 2**22}
+_REMARK_BEHIND = re.compile(r"[ \t]*(,?)[ \t]*(?://|#)[^\r\n]*")
+_MOST_READ = {"json": 2**26, "hjson": 2**22, "yaml": 2**22}
 """Characters that are read again for all changes of a text together: PyYAML takes its time."""
 
 
@@ -38,7 +39,8 @@ def edit(
         changes: Values to set, nested like the text; None takes a key away, `NULL` is null.
         moves: Which of them bring a key to another place; within its section it is renamed where
             it stands.
-        syntax: `json` or `yaml`; nothing else is edited.
+        syntax: `json`, `hjson` or `yaml`; nothing else is edited, and of Hjson only what is JSON
+            but for comments and commas at the end.
         reads_exponents: Whether a reader of the YAML takes 5e8 for a number.
 
     Returns:
@@ -56,7 +58,7 @@ def edit(
         steps = list(_steps(data, changes, moves or {}))
         if len(steps) * len(text) > _MOST_READ[syntax]:
             return None
-        is_spelled = syntax == "json" or reads_exponents
+        is_spelled = syntax != "yaml" or reads_exponents
         floats = _FLOAT.findall(after) if steps and is_spelled else ()
         spelled = {repr(float(one)): one for one in floats}
         for at, value, new_name in steps:
@@ -97,7 +99,7 @@ class _EditedText:
 
     def __init__(self, text: str, syntax: str, spelled: Mapping[str, str]) -> None:
         self._text, self._spelled = text, spelled
-        self._is_json, self._language = syntax == "json", language_of(syntax)
+        self._is_json, self._language = syntax != "yaml", language_of(syntax)
         self._newline = "\r\n" if "\r\n" in text else "\n"
         indented = _INDENTED.search(text)
         self._unit = indented[1] if indented else "  "
@@ -167,12 +169,15 @@ class _EditedText:
             member = f"{self._named(name, False)}: {self._dumped(value, inner)}"
             return self._spliced(section.start, section.end, f"{{{inner}{member}{outer}}}")
         gap = self._text[section.start + 1 : members[0].start]
+        gap = gap[gap.rfind("\n") :] if gap.strip() and "\n" in gap else gap
         gap = gap if "\n" in gap and not gap.strip() else " "
         newline = gap if "\n" in gap and self._is_json else ""
         at = members[-1].value.end
         step = newline.removeprefix(outer) if newline.startswith(outer) else ""
         member = f"{self._named(name, False)}: {self._dumped(value, newline, step)}"
-        return self._spliced(at, at, f",{gap}{member}")
+        remark = _REMARK_BEHIND.match(self._text, at) if self._is_json else None
+        behind, comma = (remark[0], remark[1]) if remark else ("", "")  # about the last member
+        return self._spliced(at, at + len(behind), f"{'' if comma else ','}{behind}{gap}{member}")
 
     def _without(self, section: TextNode, above: Member | None, member: Member) -> str:
         """The text without a member; `above` is the one whose value the section is."""
@@ -182,6 +187,9 @@ class _EditedText:
         if section.indent is None:
             if len(members) == 1:
                 return self._spliced(section.start, section.end, "{}")
+            remark = _REMARK_BEHIND.match(self._text, end) if self._is_json else None
+            if remark and remark[1]:  # it keeps its line
+                return self._spliced(start, remark.end(1), "")
             start = members[index - 1].value.end if index else start
             return self._spliced(start, end if index else members[1].start, "")
         start, end = self._text.rfind("\n", 0, start) + 1, self._line_end(end)

@@ -16,6 +16,9 @@ _MEMBER = re.compile(
     r'(?P<value>"[^"\\]*"|[-+.\deE]+|true|false|null)[ \t\r\n]*,?[ \t\r\n]*'
 )
 """A key and its value, where neither has an escape or something inside, up to the next key."""
+_REMARKED = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?P<remark>//[^\n]*|#[^\n]*|/\*.*?\*/)', re.DOTALL)
+_COMMA_AT_END = re.compile(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[}\]])')
+"""What Hjson takes beside JSON, and strings, in which it stands for itself."""
 _DECODER = json.JSONDecoder()
 _LINE = 80
 """Characters of a new section that stand in one line."""
@@ -23,13 +26,27 @@ _LINE = 80
 
 def data(text: str, *, reads_exponents: bool) -> dict[str, Any]:
     """The data of a text; 5e8 is a number there, whoever reads it."""
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = json.loads(_bare(text))
     return found
 
 
 def comments(text: str, start: int = 0, end: int | None = None) -> Counter[str]:
-    """None: JSON has no comments."""
-    return Counter()
+    """Comments of a text or a part of it: DeepSpeed's reader takes them."""
+    found = _REMARKED.finditer(text, start, len(text) if end is None else end)
+    return Counter(one["remark"].strip() for one in found if one["remark"])
+
+
+@lru_cache(maxsize=2)
+def _bare(text: str) -> str:
+    """A text with blanks in the place of comments, and of commas behind last values.
+
+    What is no JSON otherwise stays so.
+    """
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+
+    return _COMMA_AT_END.sub(blank, _REMARKED.sub(blank, text))
 
 
 def dumped(value: Any, spelled: Mapping[str, str], newline: str, unit: str) -> str:
@@ -70,7 +87,8 @@ def _duplicates(node: TextNode, path: str) -> Iterator[str]:
 @lru_cache(maxsize=1)
 def root(text: str) -> TextNode:
     """The object that a text is; its places, its keys that are there twice and its edits ask."""
-    return _node(text, _skip(text, 0))
+    bare = _bare(text)
+    return _node(bare, _skip(bare, 0))
 
 
 def _node(text: str, start: int) -> TextNode:

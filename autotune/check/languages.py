@@ -18,8 +18,8 @@ class Language(Protocol):
 
 
 def language_of(syntax: str) -> Language:
-    """The module of `json` or `yaml`."""
-    if syntax == "json":
+    """The module of `json`, of `hjson` that is JSON with comments, or of `yaml`."""
+    if syntax != "yaml":
         return json_text
     from autotune.check import yaml_text  # PyYAML, which JSON needs not
 

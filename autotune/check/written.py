@@ -18,7 +18,7 @@ def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
     if source.syntax == "shell":
         return "the flags of its launch line make the configuration"
-    if source.syntax == "hjson":
+    if source.syntax == "hjson" and edit(source.text, {}, source.syntax) is None:
         return "it is Hjson; change it by hand as the findings say, or save it as JSON first"
     if source.document:
         return f"it is {source.document} of the file"

@@ -101,6 +101,8 @@ def _of_command(training: CommandTraining) -> CommandFiles:
     where = training.script.description.get("config_file") or ""
     whose = f"your `{where}`" if where else "your configuration"
     text = f'{whose} with the edits, every "auto" kept'
+    if training.is_config_written_anew:
+        text += ", written anew: its comments are not in it"
     if training.files_read:
         text = "what DeepSpeed gets by them, for you to read"
     in_code = {} if training.edits_argument_file else dict(training.in_code())

@@ -83,19 +83,26 @@ class CommandTraining:
                 config[key] = AUTO
         return config
 
-    @cached_property
+    @property
     def config_text(self) -> str:
         """The same as a file: the user's own text where nothing changes, if they have one."""
+        return self._edited_config or canonical_json(self.config)
+
+    @property
+    def is_config_written_anew(self) -> bool:
+        """Whether the user has a file of it, whose form and comments are lost."""
+        return bool(self.script.description.get("config_file")) and not self._edited_config
+
+    @cached_property
+    def _edited_config(self) -> str | None:
         file = self.script.description.get("config_file")
-        if file and Path(file).exists():
-            with contextlib.suppress(AutotuneError):
-                text = read_text(Path(file))
-                found = parsed(text, Path(file))
-                changes = changes_between(found.data, self.config)
-                edited = edit(text, changes, found.syntax)
-                if edited is not None:
-                    return edited
-        return canonical_json(self.config)
+        if not file or not Path(file).exists():
+            return None
+        with contextlib.suppress(AutotuneError):
+            text = read_text(Path(file))
+            found = parsed(text, Path(file))
+            return edit(text, changes_between(found.data, self.config), found.syntax)
+        return None
 
     # ------------------------------------------------ Trainer's arguments
 

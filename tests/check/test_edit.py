@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.check import json_text
 from autotune.check.changes import same_data
 from autotune.check.edit import edit
 from autotune.check.json_text import duplicates
@@ -27,6 +28,21 @@ WRITTEN = """{
 """
 
 
+REMARKED = """{
+  // about both
+  "http://a": "/* no comment, }",
+  "micro": 4, // of a rank
+  "accum": 2,
+  "zero_optimization": {
+    "stage": 1, # for now
+    "bucket": 5e8, // the default
+  },
+  "last": 1 /* of
+  all */
+}
+"""
+
+
 def changed_lines(before: str, after: str) -> list[str]:
     diff = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
     return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
@@ -38,6 +54,20 @@ def test_only_the_lines_of_a_change_change(changes, lines):
     assert json.loads(after) == changed(json.loads(WRITTEN), changes)
     if lines is not None:
         assert changed_lines(WRITTEN, after) == lines
+
+
+@pytest.mark.cases("changes", "lines")
+def test_comments_that_deepspeed_reads_stay(changes, lines):
+    after = edit(REMARKED, changes, "hjson")
+    assert changed_lines(REMARKED, after) == lines
+    data = json_text.data(after, reads_exponents=True)
+    assert data == changed(json_text.data(REMARKED, reads_exponents=True), changes)
+
+
+def test_what_would_take_comments_with_it_is_not_edited():
+    for name in ("zero_optimization", "accum"):
+        assert edit(REMARKED, {name: None}, "hjson") is None
+    assert edit("{stage: 2}", {}, "hjson") is None, "Hjson that is no JSON"
 
 
 def test_a_renamed_key_stays_in_its_place():

@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.base.keeper import has_ended
 from autotune.contract import ContractError
+from autotune.trial.guest import quiet
 from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import Wrapper, call_after_imports
 from autotune.trial.guest.reading import watch_reading
@@ -51,7 +52,13 @@ def begin() -> None:
     waiting = _Waiting(folder)
     calls = [(module, place, waiting.first(module, place)) for module, place in _TRAINING]
     calls.append(("deepspeed", "", lambda _: use_built()))  # `init_distributed` loads one
+    calls += [("deepspeed.constants", "", _use_port), *quiet.HYDRA]
     call_after_imports([*calls, ("torch.optim.optimizer", "", waiting.on_steps)])
+
+
+def _use_port(constants: ModuleType) -> None:
+    """Let DeepSpeed's launcher, which reads no variable, meet at the trial's port by default."""
+    vars(constants)["TORCH_DISTRIBUTED_DEFAULT_PORT"] = int(os.environ["MASTER_PORT"])
 
 
 def take_rank(folder: Path, rank: int) -> bool:

@@ -1,7 +1,7 @@
 """What went into an engine's forward passes, counted from the tensors that did."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ import torch
 
 from autotune.trial.scripts.train import IGNORED
 
-_FIRST = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "inputs", "x")
+_TRUSTED = ("input_ids", "inputs_embeds", "pixel_values", "input_features")
+_FIRST = (*_TRUSTED, "inputs", "x")
 """Names of inputs whose first dimension is the samples, the most trusted first."""
 
 
@@ -36,14 +37,26 @@ class Intake:
     one micro-batch, be it of several forward passes.
     """
 
-    def __init__(self, engine: Any, *, by_labels: bool = False) -> None:
-        """Hook into the engine's forward pass; evaluation is left out.
+    def __init__(
+        self,
+        engine: Any,
+        passes: Any = None,
+        *,
+        by_labels: bool = False,
+        sizes: Iterable[int] = (),
+    ) -> None:
+        """Hook into the engine's forward pass, or that of `passes`; evaluation is left out.
 
         Tokens without a label are padding if it goes `by_labels`, else those without attention.
 
         A pipeline's engine calls its module's forward pass, and not its own; there each pass is a
         micro-batch, for forward and backward passes alternate as its schedule has it.
+
+        The batches of the script's data loaders have `sizes` samples.
         """
+        self._sizes = {size for size in sizes if size > 1}
+        self._axis: int | None = None
+        """Dimension of the samples; None: nothing has told yet, and it is the first."""
         self._by_labels = by_labels
         self._passes: list[_Pass] = []
         self._steps: list[tuple[int, int, int]] = []
@@ -55,7 +68,7 @@ class Intake:
         self._is_pipeline = hasattr(engine, "train_batch")
         self._is_backward = False
         """True if the next forward pass belongs to another backward pass than the last."""
-        passes = engine.module if self._is_pipeline else engine
+        passes = engine.module if self._is_pipeline else passes or engine
         passes.register_forward_pre_hook(self.see, with_kwargs=True)
         if not self._is_pipeline:
             passes.register_forward_hook(self._watch_gradients)
@@ -118,17 +131,35 @@ class Intake:
             real = (mask != 0).sum()
         elif is_tokens:
             real = torch.tensor(first.numel(), device=first.device)
+        if any(first is kwargs.get(name) for name in _TRUSTED):
+            self._axis = 0
+        samples, length = self._size(first, [*args, *kwargs.values()])
         last = self._passes[-1].backward if self._passes else 0
         begins = self._is_pipeline or self._is_backward
         self._is_backward = False
         self._passes.append(
             _Pass(
-                samples=int(first.shape[0]),
-                length=int(first.shape[1]) if is_tokens or embedded else 0,
+                samples=samples,
+                length=length if is_tokens or embedded else 0,
                 real=real,
                 backward=last + 1 if begins else last,
             )
         )
+
+    def _size(self, first: torch.Tensor, given: list[Any]) -> tuple[int, int]:
+        """Samples of a pass and the length of each, by the dimensions of its first tensor.
+
+        The samples are the second dimension, as in torch's `Transformer`, or the items of a list,
+        as in detection, where a data loader's batches have as many and the first does not.
+        """
+        size, length = (*map(int, first.shape), 0)[:2]
+        lists = (one for one in given if isinstance(one, list | tuple) and len(one))
+        n_listed = next((len(one) for one in lists if one[0] is first), 0)
+        if self._axis is None and size not in self._sizes and n_listed in self._sizes:
+            return n_listed, 0
+        if self._axis is None and not self._sizes.isdisjoint((size, length)):
+            self._axis = int(size not in self._sizes)
+        return (length, size) if self._axis else (size, length)
 
     def _watch_gradients(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         """Learn whether the pass that has just been made is trained."""

@@ -72,7 +72,7 @@ def main() -> None:
     with keeping(int(os.environ[PARENT_ENV])):
         try:
             process = subprocess.Popen(
-                with_port(workload.command, port),
+                workload.command,
                 cwd=workload.folder or None,
                 env=guest_environment(os.environ, folder, port),
                 stdin=subprocess.DEVNULL,
@@ -83,14 +83,6 @@ def main() -> None:
             sys.exit(2)
         code = wait(process, folder, n_ranks)
     sys.exit(code if code >= 0 else 128 - code)
-
-
-def with_port(command: list[str], port: str) -> list[str]:
-    """A command with the port to meet at, which DeepSpeed's launcher takes from a flag alone."""
-    is_deepspeeds = os.path.basename(command[0]) == "deepspeed"
-    if not is_deepspeeds or any(word.startswith("--master_port") for word in command):
-        return command
-    return [command[0], "--master_port", port, *command[1:]]
 
 
 def wait(process: "subprocess.Popen[bytes]", folder: Path, n_ranks: int) -> int:

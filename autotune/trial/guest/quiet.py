@@ -41,7 +41,7 @@ def hooks() -> list[Hook]:
         ),
         *(("deepspeed.monitor.monitor", name, _pass_by) for name in _MONITORS),
         ("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", _load_client_state),
-        ("hydra.core.utils", "run_job", _run_hydra),
+        *HYDRA,
         ("transformers.trainer", "Trainer.train", _train_anew),
         ("transformers.trainer_callback", "EarlyStoppingCallback.on_train_begin", _pass_by),
         ("torch.serialization", "save", _save_in_memory),
@@ -65,8 +65,12 @@ def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
     """Save nothing but what a script prepares, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
     kwargs.pop("push_to_hub", None)
-    is_saved = given and _is_preparing(given[0])
-    return _prepare(given[0], save, *args, **kwargs) if is_saved else True
+    if given and _is_preparing(given[0]):
+        return _prepare(given[0], save, *args, **kwargs)
+    if given:
+        name = f"{os.path.abspath(given[0])}{os.sep * os.path.isdir(given[0])}"
+        _unsaved[name] = _identity(name)
+    return True
 
 
 def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +122,7 @@ def _save_in_memory(save: Function, obj: Any, f: Any, *args: Any, **kwargs: Any)
 _Identity = tuple[int, ...] | None
 _unsaved: dict[str, _Identity] = {}
 """Files that a script takes for saved, and what is there in truth; it may give them another name,
-or remove them."""
+copy or remove them. Folders that it saves into end with a slash."""
 _prepared: dict[str, _Identity] = {}
 """Files that were saved where nothing was, as they were then."""
 _made: list[str] = []
@@ -142,15 +146,17 @@ def watch_files(began_s: float) -> None:
     _began_s = _prepares_since_s = began_s
 
     def remove_folder(remove: Function, path: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(path, str | os.PathLike) and _has_older(path, began_s):
-            _spared.add(os.path.abspath(os.fspath(path)))
-        else:
+        name = os.path.abspath(os.fspath(path)) if isinstance(path, str | os.PathLike) else ""
+        if name and _has_older(name, began_s):
+            _spared.add(name)
+        elif not _is_unsaved(name):
             remove(path, *args, **kwargs)
 
     for name in ("rename", "replace", "remove", "unlink"):
         setattr(os, name, around(getattr(os, name), _spare))
+    for name in ("copyfile", "copy", "copy2", "copytree", "move"):
+        vars(shutil)[name] = around(getattr(shutil, name), _spare)
     vars(shutil)["rmtree"] = around(shutil.rmtree, remove_folder)
-    vars(shutil)["move"] = around(shutil.move, _move)
     os.mkdir = around(os.mkdir, _make_folder)
 
 
@@ -193,37 +199,44 @@ def _make_folder(make: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         _made.append(name)
 
 
-def _spare(call: Function, path: Any, *args: Any, **kwargs: Any) -> None:
+def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
     """Leave alone what was not saved, unless the script has written it since.
 
     Nor does it, or what was prepared, come in the place of an earlier run's.
     """
-    given = args[0] if args else kwargs.get("dst")  # the new name
-    target = os.path.abspath(given) if isinstance(given, str | os.PathLike) else None
+    if kwargs.get("dir_fd") is not None:
+        return call(*args, **kwargs)
+    given = [*args, *(kwargs[name] for name in ("path", "src", "dst") if name in kwargs)]
+    paths = [os.path.abspath(one) if isinstance(one, str | os.PathLike) else "" for one in given]
+    name, target = (*paths, "")[:2]  # the old name and the new one
     if _is_passed_by(target):
-        return
-    name = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
-    if name in _unsaved and _unsaved[name] == _identity(name):
-        if target is not None:
-            _unsaved[target] = _identity(target)
-        return
-    moved = [file for file in _prepared if name and f"{file}/".startswith(f"{name}/")]
-    is_new = target is None or not os.path.lexists(target)
-    if moved and target is not None and _has_older(target, _began_s):
-        return
-    call(path, *args, **kwargs)
-    if target is not None and is_new:
-        _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
-
-
-def _move(move: Function, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    is_path = isinstance(target, str | os.PathLike)
-    if is_path and _is_passed_by(os.path.abspath(target)):
         return target
-    return move(source, target, *args, **kwargs)
+    if target and call.__name__ in ("copy", "copy2", "move") and os.path.isdir(target):
+        target = os.path.join(target, os.path.basename(name))
+    if _is_unsaved(name):
+        if target:
+            _unsaved[target] = _identity(target)
+        return target
+    moved = [file for file in _prepared if name and f"{file}/".startswith(f"{name}/")]
+    is_new = not target or not os.path.lexists(target)
+    if moved and target and _has_older(target, _began_s):
+        return target
+    done = call(*args, **kwargs)
+    if target and is_new:
+        _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
+    return done
 
 
-def _is_passed_by(target: str | None) -> bool:
+def _is_unsaved(name: str) -> bool:
+    """Whether what a script takes for saved is not there, or is an earlier run's."""
+    if name in _unsaved:
+        return _unsaved[name] == _identity(name)
+    holds = (f"{one.rstrip(os.sep)}{os.sep}" for one in _unsaved)
+    is_one = any(one.startswith(f"{name}{os.sep}") or name.startswith(one) for one in holds)
+    return is_one and bool(name) and not os.path.lexists(name)
+
+
+def _is_passed_by(target: str) -> bool:
     """Whether a move goes where a folder stayed, which is taken for gone."""
     if target not in _spared or not os.path.isdir(target):
         return False
@@ -290,7 +303,7 @@ def _make_board(make: Function, writer: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _run_hydra(run: Function, *args: Any, **kwargs: Any) -> Any:
-    """Hydra's folder of a run is the trial's, unless the script works in that folder."""
+    """Hydra's folder of a run, or of several, is the trial's, unless the script works in it."""
     from omegaconf import OmegaConf
 
     given = inspect.signature(run).bind(*args, **kwargs).arguments
@@ -300,8 +313,16 @@ def _run_hydra(run: Function, *args: Any, **kwargs: Any) -> Any:
         is_based_on = getattr(sys.modules["hydra.version"], "base_at_least", lambda _: False)
         works_there = not is_based_on("1.2")
     if not works_there:
-        OmegaConf.update(given["config"], given["job_dir_key"], output_folder(), force_add=True)
+        at = given.get("job_dir_key", "hydra.sweep.dir")
+        OmegaConf.update(given["config"], at, output_folder(), force_add=True)
     return run(*args, **kwargs)
+
+
+HYDRA: tuple[Hook, ...] = (
+    ("hydra.core.utils", "run_job", _run_hydra),
+    ("hydra.core.plugins", "Plugins.instantiate_sweeper", _run_hydra),
+)
+"""For what starts ranks as well: a script may do so below Hydra."""
 
 
 def _train_anew(train: Function, trainer: Any, _: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -113,6 +113,7 @@ class Guest(Rank):
             *frameworks.hooks(self.edits.arguments, self.seen),
             ("torch.optim.optimizer", "", self._on_optimizers),
             ("torch.distributed", "destroy_process_group", self._part),
+            ("deepspeed.runtime.engine", "DeepSpeedEngine.destroy", self._destroy),
             ("deepspeed", "", self.on_deepspeed),
             ("deepspeed", "initialize", self._initialize),
             ("deepspeed", "zero.Init.__init__", self._note_init),
@@ -224,6 +225,8 @@ class Guest(Rank):
         made = self._failing_fast(initialize, *given.args, **given.kwargs)
         if facts is not None:
             self.seen["engines_trained"] += 1
+            if facts["client_optimizer"]:  # a function makes it in there
+                facts["client_optimizer"] = type(made[0].basic_optimizer).__name__
             self._wait_for(made[0], facts)
         return made
 
@@ -283,15 +286,32 @@ class Guest(Rank):
                 self._watch(engine, facts)
             return
 
+        is_called = False
+
         def on_pass(module: Any, args: Any, kwargs: Any) -> None:
-            if self._watched is None and is_training_pass(module):
-                self._watch(engine, facts)
+            nonlocal is_called
+            if module is engine:
+                is_called = True
+                past_engine.remove()  # a compiler would trace it
+            is_of_engine = module in (engine, engine.module)  # and no copy
+            if self._watched is None and is_of_engine and is_training_pass(module):
+                self._watch(engine, facts, passes=module)
                 # The hook that counts came too late for this pass.
                 self._stopwatch.intake.see(module, args, kwargs)
 
-        engine.register_forward_pre_hook(on_pass, with_kwargs=True)
+        def forward(original: Function, *args: Any, **kwargs: Any) -> Any:
+            """A pass by the engine's hooks, which `engine.forward(batch)` leaves out."""
+            nonlocal is_called
+            if not is_called:
+                return engine(*args, **kwargs)
+            is_called = False
+            return original(*args, **kwargs)
 
-    def _watch(self, engine: Any, facts: dict[str, Any]) -> None:
+        engine.forward = around(engine.forward, forward)
+        engine.register_forward_pre_hook(on_pass, with_kwargs=True)
+        past_engine = engine.module.register_forward_pre_hook(on_pass, with_kwargs=True)
+
+    def _watch(self, engine: Any, facts: dict[str, Any], passes: Any = None) -> None:
         from autotune.trial.guest.watch import GuestStopwatch
 
         # What Hugging Face's file said comes before what became of it.
@@ -299,7 +319,7 @@ class Guest(Rank):
         self._watched = engine
         try:
             self.meter.cap()
-            self._stopwatch = GuestStopwatch(self, engine)
+            self._stopwatch = GuestStopwatch(self, engine, passes or engine)
             self._stopwatch.attach()
         except Exception as error:  # no mistake of ours is left to the script, which may catch it
             self.fail(error)
@@ -354,8 +374,12 @@ class Guest(Rank):
     ) -> None:
         """An error that nobody caught."""
         show(kind, error, trace)
-        if not isinstance(error, KeyboardInterrupt) and self._is_here:
-            self.record(error)
+        if isinstance(error, KeyboardInterrupt) or not self._is_here:
+            return
+        is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
+        if error is not self._last_error and not is_oom:
+            self.on_exit(goes_on=True)  # of what follows the training
+        self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
         """`sys.exit`, whose code nobody is told at the end of the interpreter.
@@ -384,6 +408,18 @@ class Guest(Rank):
         if group is None:
             self.on_exit(goes_on=True)
         part(group)
+
+    def _destroy(self, destroy: Callable[..., None], engine: Any, /) -> None:
+        """The watched engine ends: a script may look for its learning rate with one of its own."""
+        report = self.reporter.report
+        if engine is self._watched and report.phase is not Phase.DIAGNOSE:
+            self.on_exit(goes_on=True)  # does not return where it has shown enough steps
+            for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
+                seen.clear()
+            report.skipped.clear()
+            self._watched = self._stopwatch = None
+            self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
+        destroy(engine)
 
     def on_exit(self, *, goes_on: bool = False) -> None:
         """The interpreter ends: the script is done, or has given up; or it `goes_on`."""

@@ -27,9 +27,12 @@ class GuestStopwatch(Stopwatch):
     time for which a script waits for its data.
     """
 
-    def __init__(self, guest: Any, engine: Any) -> None:
-        """Take the engine; a script may call `loss.backward()` past it."""
-        self.intake = Intake(engine)
+    def __init__(self, guest: Any, engine: Any, passes: torch.nn.Module) -> None:
+        """Take the engine, and what the script calls: that, or its module.
+
+        A script may call `loss.backward()` past it.
+        """
+        self.intake = Intake(engine, passes, sizes=guest.seen["loader_batches"])
         is_loss_scaled = bool(getattr(engine, "fp16_enabled", lambda: False)())
         live = driver.live(engine)
         super().__init__(guest, driver, live, is_loss_scaled=is_loss_scaled, tokens=self.intake)
@@ -39,7 +42,7 @@ class GuestStopwatch(Stopwatch):
         self._held: list[tuple[tuple[float, float, float], tuple[int, int, int]]] = []
         """Steps that are not agreed on yet: what this rank has seen of each, and its counts."""
         self._n_at_once = 1
-        engine.register_forward_hook(self._note_output)
+        passes.register_forward_hook(self._note_output)
 
     @property
     def n_applied(self) -> int:

@@ -72,6 +72,28 @@ def test_an_attention_is_called_as_the_program_does(framework, command, expected
     assert training.command()[-len(words) :] == words
 
 
+@pytest.mark.parametrize(
+    ("text", "is_anew"),
+    [
+        ('{"zero_optimization": {\n  "stage": 2, // in May\n}}\n', False),
+        ("{zero_optimization: {stage: 2} // in May\n}\n", True),
+    ],
+)
+def test_a_file_that_cannot_keep_its_comments_is_said_to_be_new(
+    tmp_path: Path, text: str, is_anew: bool
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(text)
+    written = {"zero_optimization": {"stage": 2}}
+    edits = Edits(configuration={"zero_optimization.stage": 1})
+    training = training_of(
+        "deepspeed train.py", edits, config_file=str(file), config_written=written
+    )
+    assert training.is_config_written_anew == is_anew
+    assert ("// in May" in training.config_text) != is_anew
+    assert training.config == {"zero_optimization": {"stage": 1}}
+
+
 def test_what_is_set_in_code_is_listed() -> None:
     """It names one argument, and reads the others from nowhere."""
     training = training_of("torchrun train.py --gradient_accumulation_steps 2", config_file="")

@@ -27,7 +27,7 @@ from autotune.trial.guest.begin import (
     take_rank,
 )
 from autotune.trial.guest.edits import EDITS_FILE
-from autotune.trial.guest.launcher import SITE, guest_environment, with_port
+from autotune.trial.guest.launcher import SITE, guest_environment
 from autotune.trial.variables import BUILT_ENV, SUBMITTED_ENV
 from tests.trials import spec
 
@@ -190,15 +190,17 @@ def test_the_environment_keeps_what_is_the_user_s() -> None:
     assert made["MINE"] == "1"
 
 
-def test_deepspeed_s_launcher_gets_its_port_where_it_names_none() -> None:
-    assert with_port(["/x/deepspeed", "a.py"], "7") == [
-        "/x/deepspeed",
-        "--master_port",
-        "7",
-        "a.py",
-    ]
-    for command in (["deepspeed", "--master_port=1", "a.py"], ["torchrun", "a.py"]):
-        assert with_port(command, "7") == command
+def test_deepspeed_s_launcher_meets_at_the_trial_s_port_by_default(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Whatever starts it, such as `env` or a shell script: it reads no variable."""
+    package = tmp_path / "deepspeed"
+    package.mkdir()
+    (package / "constants.py").write_text("TORCH_DISTRIBUTED_DEFAULT_PORT = 29500\n")
+    (package / "__init__.py").write_text("from .constants import *\n")
+    code = "import deepspeed; print(deepspeed.TORCH_DISTRIBUTED_DEFAULT_PORT)"
+    ran = python(code, folder=folder, path=str(tmp_path), MASTER_PORT="29555")
+    assert ran.stdout == "29555\n", ran.stderr
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -109,6 +109,42 @@ def test_vectors_and_pictures_have_samples_and_no_tokens() -> None:
     assert intake.since(0) == (0, 0)
 
 
+PICTURE, SENTENCES = torch.randn(3, 8, 9), tokens(7, 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "counted"),
+    [
+        ([4], (SENTENCES,), (4, 7)),  # as torch's Transformer has them
+        ([4], ({"src": SENTENCES},), (4, 7)),
+        ([4, 7], (SENTENCES,), (7, 4)),
+        ([5], (SENTENCES,), (7, 4)),
+        ([], (SENTENCES,), (7, 4)),
+        ([2], ([PICTURE, PICTURE],), (2, 0)),  # as detection has them
+        ([3], ([PICTURE, PICTURE],), (3, 0)),
+        ([2], ((torch.randn(2, 8), torch.randn(2, 9)),), (2, 0)),
+    ],
+)
+def test_samples_are_where_a_loader_s_batches_have_as_many(
+    sizes: list[int], given: tuple[Any, ...], counted: tuple[int, int]
+) -> None:
+    module = Takes()
+    intake = Intake(module, sizes=sizes)
+    module(*given)
+    assert (intake.micro_batches[0], intake.lengths[0]) == counted
+
+
+def test_samples_stay_where_they_were_found() -> None:
+    """Of the last batch of an epoch no dimension may be the loader's, or the wrong one."""
+    module = Takes()
+    intake = Intake(module, sizes=[4])
+    module(tokens(4, 9))
+    module(tokens(3, 4))
+    assert intake.micro_batches == [4, 3]
+    module(input_ids=tokens(9, 4))
+    assert intake.lengths == [9, 4, 4], "Hugging Face's have a fixed meaning"
+
+
 def test_the_tensor_that_counts_is_found_by_its_name_first() -> None:
     ids = tokens(2, 3)
     assert first_tensor((), {"labels": tokens(9, 9), "input_ids": ids}) is ids

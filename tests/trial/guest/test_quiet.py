@@ -25,7 +25,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "_unsaved", {})
     monkeypatch.setattr(quiet, "_prepared", {})
     monkeypatch.setattr(quiet, "_made", [])
-    for name in ("rmtree", "move"):
+    for name in ("rmtree", "move", "copyfile", "copy", "copy2", "copytree"):
         monkeypatch.setattr(shutil, name, getattr(shutil, name))
     monkeypatch.setattr(quiet, "_spared", set())
     monkeypatch.setattr(quiet, "_prepares_since_s", None)
@@ -82,6 +82,31 @@ def test_a_checkpoint_of_before_the_trial_is_not_lost(saving: Any, tmp_path: Pat
     os.replace(partial, whole)
     os.remove(whole)
     assert whole.read_text() == "trained for weeks"
+
+
+@pytest.mark.usefixtures("files")
+def test_what_was_not_saved_is_copied_and_rotated_in_vain(saving: Any, tmp_path: Path) -> None:
+    """As scripts keep their best checkpoint and the last few."""
+    last, best, mine = (tmp_path / name for name in ("last.pt", "best.pt", "mine.json"))
+    for path in (last, best):
+        path.write_text(f"{path.name}, trained for weeks")
+    saving.save(torch.ones(3), last)
+    for copy in (shutil.copyfile, shutil.copy, shutil.copy2):
+        copy(last, best)
+    shutil.copy(src=str(last), dst=str(tmp_path))
+    assert best.read_text() == "best.pt, trained for weeks"
+    quiet._save(lambda *_: None, None, str(tmp_path / "checkpoints"), tag="step1")
+    quiet._save(lambda *_: None, None, str(tmp_path), tag="step1")
+    for step in (tmp_path / "checkpoints" / "step1", tmp_path / "step1"):
+        shutil.rmtree(step)
+        shutil.copytree(step, tmp_path / "copied")
+        os.replace(src=step, dst=tmp_path / "moved")
+    mine.write_text("{}")
+    shutil.copy(mine, tmp_path / "more.json")
+    with pytest.raises(FileNotFoundError):
+        shutil.copy("/nowhere/mine.json", tmp_path)
+    kept = ["best.pt", "last.pt", "mine.json", "more.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 @pytest.mark.usefixtures("files")
@@ -211,7 +236,8 @@ def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
     monkeypatch.setitem(sys.modules, "hydra.version", version if has_version else None)
     config = SimpleNamespace(hydra=SimpleNamespace(job=SimpleNamespace(**job)))
     quiet._run_hydra(lambda config, job_dir_key: None, config, job_dir_key="hydra.run.dir")
-    assert bool(updated) == is_moved
+    quiet._run_hydra(lambda *, config: None, config=config)  # `Plugins.instantiate_sweeper`
+    assert [at for _, at, _ in updated] == ["hydra.run.dir", "hydra.sweep.dir"] * is_moved
 
 
 def test_methods_that_save_do_nothing_and_say_so() -> None:

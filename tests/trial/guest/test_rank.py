@@ -1,8 +1,10 @@
 """What a rank of a user's script notes of how the script builds its model."""
 
+import copy
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -101,6 +103,66 @@ def test_what_was_measured_is_agreed_on_before_ranks_leave_one_another(
     guest._stopwatch = SimpleNamespace(cut_short=lambda: done.append("measured"))
     around(lambda *_: done.append("parted"), guest._part)(*group)
     assert done == ends
+
+
+@pytest.mark.parametrize(("n_steps", "ends"), [(9, ["measured"]), (1, [])])
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_an_engine_that_ends_is_measured_or_makes_room_for_the_next(
+    n_steps: int, ends: list[str], is_watched: bool
+) -> None:
+    """A script may look for its learning rate with an engine, and destroy it."""
+    guest, done, engine = Guest.__new__(Guest), list[str](), object()
+    steps = {name: [1.0] * n_steps for name in ("step_times_s", "losses")}
+    more = {name: [1.0] for name in ("warmup_step_times_s", "skipped")}
+    report = SimpleNamespace(phase=Phase.MEASURED, pid=os.getpid(), **steps, **more)
+    guest.reporter, guest.is_over = SimpleNamespace(report=report), False
+    guest.seen = {"engines": 2, "engines_trained": 1}
+    watch = SimpleNamespace(cut_short=lambda: done.append("measured"))
+    guest._stopwatch, guest._watched = watch, engine if is_watched else None
+    around(lambda _: done.append("destroyed"), guest._destroy)(engine)
+    assert done == [*(ends if is_watched else ()), "destroyed"]
+    assert guest._watched is None
+    assert len(report.step_times_s) == (0 if is_watched else n_steps)
+    assert guest.seen["engines_trained"] == (0 if is_watched else 1)
+
+
+class Engine(torch.nn.Module):
+    """As DeepSpeed's: it calls the module that it wraps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "past_engine"),
+    [
+        (lambda engine, x: engine(x), False),
+        (lambda engine, x: engine.forward(x), False),
+        (lambda engine, x: engine.module(x), True),
+        (lambda engine, x: copy.deepcopy(engine.module)(x), None),
+        (lambda engine, x: engine.eval()(x), None),
+    ],
+)
+def test_a_pass_is_seen_however_a_script_makes_it(
+    call: Callable[[Engine, torch.Tensor], torch.Tensor], past_engine: bool | None
+) -> None:
+    guest, engine, seen = Guest.__new__(Guest), Engine(), list[Any]()
+    guest._watched = None
+
+    def watch(engine: Engine, facts: Any, *, passes: torch.nn.Module) -> None:
+        guest._watched = engine
+        intake = SimpleNamespace(see=lambda module, args, kwargs: seen.append(module))
+        guest._stopwatch = SimpleNamespace(intake=intake)
+
+    guest._watch = watch  # type: ignore[method-assign]
+    guest._wait_for(engine, {})
+    for _ in range(2):
+        assert call(engine, torch.ones(3, 2)).shape == (3, 2)
+    assert seen == ([] if past_engine is None else [engine.module if past_engine else engine])
 
 
 @dataclass

@@ -57,11 +57,10 @@ class Rank:
         )
         edits = Edits(observes=True)
         spec = dataclasses.replace(trials.spec(expected={}), measure=MEASURE)
-        guest = fake_rank(
-            folder, spec, edits=edits, seen={"recomputes": False}, on_step=lambda: None
-        )
+        seen = {"recomputes": False, "loader_batches": ()}
+        guest = fake_rank(folder, spec, edits=edits, seen=seen, on_step=lambda: None)
         self.report = guest.reporter.report
-        self.stopwatch = GuestStopwatch(guest, self.module)
+        self.stopwatch = GuestStopwatch(guest, self.module, self.module)
         self.stopwatch.attach()
 
     def agree(self, facts: torch.Tensor, **_: Any) -> None:
