@@ -177,7 +177,13 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
     [
         (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {}),
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
-        (LOADS.format("'auto'") + PLAIN_MADE, Z3, "", {"huggingface.device_map": "warning"}),
+        (
+            LOADS.format("'auto'") + PLAIN_MADE,
+            Z3,
+            "",
+            {"huggingface.device_map": "warning", "huggingface.loaded_first": "warning"},
+        ),
+        (PLAIN_MADE + LOADS.format("None"), Z3, "", {}),
         (IN_MAIN, Z3, "", {"huggingface.device_map": "error"}),
         (IN_FIELD, Z3, "", {"huggingface.device_map": "error"}),
         (IN_FIELD, Z3, "--placed $WHERE", {}),

@@ -27,7 +27,15 @@ from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS as OF_DEEPSPEED
 from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
-from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
+from autotune.engines.launches.line import (
+    NO_RANKS,
+    Ranks,
+    parts_of,
+    product,
+    ranks_in,
+    ranks_of,
+    typed,
+)
 from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import PASSED_ON, UNKNOWN, Word
 from autotune.engines.megatron.flags import (
@@ -103,6 +111,8 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
 _OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
 """Arguments that NeMo's own configuration has at Megatron's default."""
+_VERLS: Mapping[str, Any] = _PROGRAMS["verl"]
+"""verl's script, and values in its own configuration (verl/trainer/config/ppo_trainer.yaml)."""
 _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
@@ -162,6 +172,9 @@ class MegatronLaunch:
     rest: tuple[str, str] | None = None
     """What says the arguments that the line does not give, and why that is not known; None: they
     are at Megatron's defaults."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of verl's own configuration, by their whole names; empty: it is another's, or the
+    shell puts in further ones."""
     prefix: str = ""
     """What stands before an argument's name where it is no flag of Megatron-LM's parser: nothing
     before a recipe's field."""
@@ -189,6 +202,19 @@ class MegatronLaunch:
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
+
+    def of_verl(self, name: str) -> Any:
+        """A field of verl's, or what its own configuration holds.
+
+        Raises:
+            UnknownFactError: Only the shell knows it.
+        """
+        text = self.fields.get(name)
+        if UNKNOWN.search(text or ""):
+            raise UnknownFactError(name)
+        if text is None:
+            return _VERLS["defaults"].get(name)
+        return None if text == "null" else typed(text)
 
     @property
     def world(self) -> int | None:
@@ -423,6 +449,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
+    fields: Mapping[str, str] = {}
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
@@ -436,6 +463,10 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     if is_overrides:
         for word, match in overrides:
             arguments.take_override(match[1].lstrip("+."), match[2], word.start)
+        fields = _verls(words[script:])
+        if fields:
+            missing = _VERLS["counts"].keys() - arguments.unknown
+            arguments.counts = {one: _VERLS["counts"][one] for one in missing} | arguments.counts
     elif is_swift:
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
@@ -465,10 +496,24 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         assumed=command.assumed,
         ranks=ranks,
         variables=variables,
+        fields=fields,
         start=command.words[script].start,
         release=release,
         **rest,
     )
+
+
+def _verls(words: Sequence[str]) -> Mapping[str, str]:
+    """The `fields` of a launch of which these are the words from its script on."""
+    is_open = any(UNKNOWN.match(one) and not PASSED_ON.fullmatch(one) for one in words)
+    given = dict(one.lstrip("+").split("=", 1) for one in words[1:] if "=" in one)
+    of_hydra = {**dict(pairwise(words)), **given}
+    name = of_hydra.get("--config-name", _VERLS["configurations"][0]).removesuffix(".yaml")
+    is_own = of_hydra.get("--config-path", "config") == "config" and not is_open
+    is_own &= name in _VERLS["configurations"]
+    if not is_own or not words[0].removesuffix(".py").replace("/", ".").endswith(_VERLS["script"]):
+        return {}
+    return {"model_engine": "megatron" if "megatron" in name else "dp", **given}
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:
