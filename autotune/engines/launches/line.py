@@ -81,6 +81,7 @@ _NODES = re.compile(r"(\d+:)?(\d+)")
 _REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
 _STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
+_NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#$\s][^$\n]*$", re.MULTILINE)
 _LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
 
 _BY_SHELL = re.compile(r"[\"']?[$`]")
@@ -321,9 +322,12 @@ def ranks_of(
         if parts.kind == "torchrun" and is_read:
             why = _unmet(_with_variables(given, variables), ranks)
             ranks = replace(ranks, unmet=why)
-        if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
-            hosts = {host: int(n) for host, n in slots}
-            ranks = replace(ranks, unlisted=_unlisted(hosts, given)).of(*_on_hosts(hosts, given))
+        if hostfile := text_of(str(given.get("hostfile", ""))):
+            hosts = {host: int(n) for host, n in _HOST.findall(hostfile)}
+            bad = _NO_HOST.search(hostfile)
+            why = f"{bad[0].strip()!r} in the hostfile is no HOST slots=N" if bad else ""
+            ranks = replace(ranks, unlisted=why or _unlisted(hosts, given))
+            ranks = ranks.of(*_on_hosts(hosts, given))
             ranks = replace(
                 ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
             )
@@ -394,7 +398,7 @@ def _unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
     elif is_static and is_on_several and number.isdecimal():
         why = f"with --node_rank {number}, the same number on each node"
-    elif is_on_several and _LOCAL.fullmatch(met):
+    elif (is_on_several or not ranks.starter) and _LOCAL.fullmatch(met):
         why = f"with --{place} {met}, which each node takes for itself"
     elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
         why = f"without --{place}: each node waits at an address of its own"

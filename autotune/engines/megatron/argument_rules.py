@@ -176,6 +176,21 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
     )
 
 
+@argument_rule(
+    "environment.lightning", "lightning/fabric/plugins/environments/slurm.py: validate_settings"
+)
+def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
+    """Tasks of srun that are others than the ranks for which Lightning is asked."""
+    asked, tasks = launch.asked, launch.ranks.world
+    if None in (asked, tasks) or asked == tasks:
+        return None
+    return (
+        f"trainer.devices x trainer.num_nodes are {asked} ranks, and srun starts {tasks} tasks: "
+        "Lightning takes each task for one rank",
+        "give --ntasks-per-node and --nodes the values of trainer.devices and trainer.num_nodes",
+    )
+
+
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
     def asked(launch: MegatronLaunch) -> Answer:
         found = misfits(launch.ranks, visible_devices(launch.variables))
@@ -321,6 +336,7 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
     _ranks_told,
+    _lightnings_tasks,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
     _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),

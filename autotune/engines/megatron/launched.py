@@ -175,6 +175,8 @@ class MegatronLaunch:
     fields: Mapping[str, str] = field(default_factory=dict)
     """Overrides of verl's own configuration, by their whole names; empty: it is another's, or the
     shell puts in further ones."""
+    asked: int | None = None
+    """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
     """What stands before an argument's name where it is no flag of Megatron-LM's parser: nothing
     before a recipe's field."""
@@ -474,6 +476,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
     ranks = ranks_of(words, **{**around, "variables": variables if is_megatrons else {}})
     counted = ranks_in(variables) if is_swift else arguments.ranks()
+    asked = counted[0] if "devices" in arguments.counts and ranks.starter == "srun" else None
+    if is_overrides:  # such programs read Slurm's variables
+        ranks = replace(ranks, lacks_ranks=False)
     if counted[0] and (is_swift or ranks.world is None):
         ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
@@ -497,6 +502,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks=ranks,
         variables=variables,
         fields=fields,
+        asked=asked,
         start=command.words[script].start,
         release=release,
         **rest,

@@ -24,6 +24,7 @@ from autotune.engines.deepspeed.sources.script import (
     brings_cpu_optimizer,
     clips_to,
     device_map,
+    hands_optimizer,
     loads_first,
     prepares_no_loader,
     reads_name,
@@ -50,6 +51,8 @@ _TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"] | _OF_EVALUATION
 _READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _MADE_BY_SWIFT = ("eval_strategy", "gradient_accumulation_steps")
 """Arguments that ms-swift makes of others where nobody gives them."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that spread a model over all devices that a rank sees."""
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
@@ -101,9 +104,17 @@ def _of_scripts(source: Source) -> Iterator[Violation]:
         return
     if look_up(config, _STAGE) == 3 and (kind := loads_first(script)):
         yield violation_of("huggingface.loaded_first", script=script.name, kind=kind)
-    is_open = config.get(BATCH_KEYS[0]) == AUTO and source.consumer is Consumer.ACCELERATE
-    if is_open and prepares_no_loader(script):
+    known = None if source.line.open_words else source.arguments
+    loaded = device_map(script, known) if (source.world or 1) > 1 else None
+    is_trainers = source.consumer is Consumer.TRAINER
+    if loaded and loaded[0] in _SPREAD and not (is_trainers and look_up(config, _STAGE) == 3):
+        yield violation_of("accelerate.device_map", script=script.name, value=loaded[0])
+    if is_trainers:
+        return
+    if config.get(BATCH_KEYS[0]) == AUTO and prepares_no_loader(script):
         yield violation_of("accelerate.no_loader", script=script.name)
+    if "optimizer" in config and hands_optimizer(script, "prepare"):
+        yield violation_of("accelerate.two_optimizers", "optimizer", script=script.name)
 
 
 def _of_megatron(source: Source, name: str) -> Any:

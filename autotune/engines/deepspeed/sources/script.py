@@ -187,19 +187,24 @@ def brings_cpu_optimizer(path: Path) -> bool | None:
 
     None: it does not tell.
     """
-    tree = _tree(path)
-    if any(any(_calls(tree, name)) for name in _FOR_THE_CPU):
+    if any(any(_calls(_tree(path), name)) for name in _FOR_THE_CPU):
         return True
+    return False if hands_optimizer(path, "initialize") else None
+
+
+def hands_optimizer(path: Path, taker: str) -> bool:
+    """Whether a script hands an optimizer of torch's or its like to calls of a name."""
+    tree = _tree(path)
     places = _places(tree)
-    for call in _calls(tree, "initialize"):
+    for call in _calls(tree, taker):
         nodes = [node for node in places if places[node][0] is places[call][0]]
         at_top = [node for node in places if places[node][0] is tree]
         local = {name for node in nodes for name in _names_given(node)}
-        given = {_name(one.value) for one in call.keywords}
+        given = {_name(one) for one in (*call.args, *(one.value for one in call.keywords))}
         for name in _FOR_DEVICES:
             if given & (_made_by(nodes, name) | (_made_by(at_top, name) - local)):
-                return False
-    return None
+                return True
+    return False
 
 
 def reads_name(path: Path, name: str) -> bool:
