@@ -52,8 +52,8 @@ class MegatronReport(CheckReport):
     """The release of Megatron Core whose parser and checks would read it."""
     release_because: str = ""
     """Why that one; empty: somebody named it, or it is installed."""
-    is_fsdp: bool = False
-    """Whether verl trains with FSDP, and Megatron Core reads nothing."""
+    is_verls: bool = False
+    """Whether verl trains without Megatron Core."""
 
     @property
     def about(self) -> str:
@@ -62,8 +62,8 @@ class MegatronReport(CheckReport):
         because = f" ({self.release_because})" if self.release_because else ""
         reader = f"Megatron-LM, Megatron Core {self.release}{because}"
         return (
-            f"{self.source.path}: read by {'verl, with FSDP' if self.is_fsdp else reader}, world "
-            f"{world} ({self.world_because}){self.without_words}"
+            f"{self.source.path}: read by {'verl' if self.is_verls else reader}, world {world}"
+            f" ({self.world_because}){self.without_words}"
         )
 
     @property
@@ -132,7 +132,7 @@ def check_launch(
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
-        is_fsdp=launch.fields.get("model_engine") == "dp",
+        is_verls=launch.fields.get("model_engine", "megatron") != "megatron",
     )
 
 

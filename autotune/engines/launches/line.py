@@ -398,7 +398,7 @@ def _unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
     elif is_static and is_on_several and number.isdecimal():
         why = f"with --node_rank {number}, the same number on each node"
-    elif (is_on_several or not ranks.starter) and _LOCAL.fullmatch(met):
+    elif (is_on_several or number.strip("0").isdecimal()) and _LOCAL.fullmatch(met):
         why = f"with --{place} {met}, which each node takes for itself"
     elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
         why = f"without --{place}: each node waits at an address of its own"

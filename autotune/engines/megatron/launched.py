@@ -519,7 +519,8 @@ def _verls(words: Sequence[str]) -> Mapping[str, str]:
     is_own &= name in _VERLS["configurations"]
     if not is_own or not words[0].removesuffix(".py").replace("/", ".").endswith(_VERLS["script"]):
         return {}
-    return {"model_engine": "megatron" if "megatron" in name else "dp", **given}
+    engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
+    return {**given, "model_engine": given.get("actor_rollout_ref.actor.strategy", engine)}
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:
