@@ -342,6 +342,7 @@ def ranks_of(
         return ranks
     if name in OWN_LAUNCHERS:
         world, per_node = ranks_in(variables, name)
+        ranks = replace(ranks, starter=_task_starter(before))
         of_nodes = {one.lower(): variables[one] for one in _TELL_NODES if one in variables}
         why = "" if "RDZV_ID" in variables else _unmet(of_nodes, ranks)
         ranks = replace(ranks, unmet=_in_words(why, PROGRAMS["variables_for_torchrun"]))
