@@ -413,11 +413,6 @@ def unmet_machines(line: Mapping[str, Any], file: Mapping[str, Any], ranks: Rank
 
     accelerate/utils/launch.py: prepare_deepspeed_cmd_env. A file's rdzv_backend and same_network
     do not come through: the defaults of the flags stand before them.
-
-    Args:
-        line: Flags of the launch line.
-        file: Fields of the YAML.
-        ranks: How the line starts them.
     """
     fields = {**file, **line}
     address = fields.get("main_process_ip")

@@ -32,14 +32,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import (
-    Consequence,
-    NotJudged,
-    UnknownFactError,
-    Violation,
-    holds,
-    listed,
-)
+from autotune.space.rule import NotJudged, UnknownFactError, Violation, holds, listed
 
 _STAGE = "zero_optimization.stage"
 _FACT = re.compile(r"\{([\w.]+)\}")
@@ -74,8 +67,9 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_trainers = consumer is Consumer.TRAINER
     is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
     if is_both and (is_trainers or (consumer is Consumer.ACCELERATE and source.script is None)):
-        what: Consequence = "raised" if is_trainers else "may_raise"
-        yield violation_of("huggingface.two_precisions", consequence=what)
+        yield violation_of(
+            "huggingface.two_precisions", consequence="raised" if is_trainers else "may_raise"
+        )
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)

@@ -73,7 +73,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import Consequence, NotJudged, Violation, listed
+from autotune.space.rule import NotJudged, Violation, listed
 
 if TYPE_CHECKING:
     from autotune.engines.launches.shell import Command, ShellText
@@ -598,12 +598,16 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     why = unmet_machines(line.launcher_flags, file.data, ranks)
     if why and line.kind and by_node.get(OF_NODES[0]) == "standard":
         # Without a file on the line, one of the user's own may say the rest.
-        what: Consequence = "raised" if ranks.starter or file.path else "may_raise"
         fix = (
             "give --main_process_ip HOST, the first node, with --rdzv_backend c10d or a number of "
         )
         fix, problem = f"{fix}each machine by --machine_rank", f"{why}, until it gives up"
-        yield violation_of("file.lone_nodes", consequence=what, problem=problem, fix=fix)
+        yield violation_of(
+            "file.lone_nodes",
+            consequence="raised" if ranks.starter or file.path else "may_raise",
+            problem=problem,
+            fix=fix,
+        )
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
