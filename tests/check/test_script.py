@@ -175,7 +175,7 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
 @pytest.mark.parametrize(
     ("script", "config", "flags", "found"),
     [
-        (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {}),
+        (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {"accelerate.device_map": "warning"}),
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
         (
             LOADS.format("'auto'") + PLAIN_MADE,
