@@ -52,15 +52,18 @@ class MegatronReport(CheckReport):
     """The release of Megatron Core whose parser and checks would read it."""
     release_because: str = ""
     """Why that one; empty: somebody named it, or it is installed."""
+    is_verls: bool = False
+    """Whether verl trains without Megatron Core."""
 
     @property
     def about(self) -> str:
         """What was judged, in words."""
         world = "?" if self.world is None else self.world
+        because = f" ({self.release_because})" if self.release_because else ""
+        reader = f"Megatron-LM, Megatron Core {self.release}{because}"
         return (
-            f"{self.source.path}: read by Megatron-LM, Megatron Core {self.release}"
-            + (f" ({self.release_because})" if self.release_because else "")
-            + f", world {world} ({self.world_because}){self.without_words}"
+            f"{self.source.path}: read by {'verl' if self.is_verls else reader}, world {world}"
+            f" ({self.world_because}){self.without_words}"
         )
 
     @property
@@ -129,6 +132,7 @@ def check_launch(
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
+        is_verls=launch.fields.get("model_engine", "megatron") != "megatron",
     )
 
 

@@ -27,6 +27,14 @@ SCRIPT = "t.py --deepspeed_config plain.json"
 SEVERAL = "#SBATCH --nodes=2 --ntasks-per-node=1\n"
 OF_TWO = "torchrun --nproc_per_node 2 --nnodes 2"
 OF_MACHINES = "accelerate launch --num_machines 2 --num_processes 4 --main_process_ip $H"
+MACHINES = "accelerate launch --config_file machines.yaml"
+OF_YAML = "trainer.py --gradient_accumulation_steps 4"
+RLHF = "deepspeed --num_gpus 8 --module openrlhf.cli.train"
+VERL = (
+    "python3 -m verl.trainer.main_ppo trainer.nnodes=1 actor_rollout_ref.actor."
+    "ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
+)
+NEMO = "train.py trainer.devices=4 trainer.num_nodes=2 model.tensor_model_parallel_size=1"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
 
@@ -79,6 +87,12 @@ def judged(folder: Path, text: str):
          "data.train_batch_size=128 actor.ppo_mini_batch_size=256", "batch.ppo_mini"),
         (f"srun {GPT.replace('8', '4 --nnodes 2 --master-addr $M', 1)} {BATCH}",
          "environment.lone_nodes"),
+        (f"{VERL} trainer.n_gpus_per_node=8 actor_rollout_ref.actor.ppo_mini_batch_size=4",
+         "batch.verl"),
+        (f"{VERL} trainer.n_gpus_per_node=1", "rollout.ranks"),
+        (f"{VERL} actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 "
+         "actor_rollout_ref.model.use_remove_padding=False", "sp.padding"),
+        (f"{SEVERAL}srun python {NEMO}", "environment.lightning"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
          "world.product"),
@@ -106,6 +120,8 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
          "RANK of each task"),
         (f"{TASKS}srun /opt/tools/with_ranks {PYTHON} {BATCH}", "RANK of each task"),
         (f"{TASKS}srun env RANK=0 {PYTHON} {BATCH}", "RANK of each task"),
+        (f"#SBATCH -N 2 --ntasks-per-node=4\nsrun python {NEMO}", "the line does not override"),
+        (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
         (f"cat > w.sh <<'E'\nexport RANK=$SLURM_PROCID\nexec \"$@\"\nE\n"
          f"{TASKS}srun bash w.sh {PYTHON} {BATCH}", "other checks"),
     ],
@@ -158,6 +174,26 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          f"srun {OF_TWO} --node_rank $R --master_addr $H {SCRIPT}", "file.lone_nodes"),
         (f"{SEVERAL}export H=localhost\nsrun {OF_TWO} --rdzv_backend c10d "
          f"--rdzv_endpoint $H:29500 {SCRIPT}", "file.lone_nodes"),
+        (f"{SEVERAL}srun {MACHINES} {OF_YAML}", "file.lone_nodes"),
+        (f"{SEVERAL}srun bash -c \"{MACHINES} --machine_rank $SLURM_NODEID --main_process_ip a "
+         f"{OF_YAML}\"", "file.lone_nodes"),
+        (f"{SEVERAL}export NNODES=2 NODE_RANK=0 MASTER_ADDR=a NPROC_PER_NODE=4\n"
+         "srun llamafactory-cli train factory.yaml", "file.lone_nodes"),
+        # A hostfile with a line that is none, or without what is named.
+        (f"echo\ncat > h <<E\na slots=4\nb lots=4\nE\ndeepspeed --hostfile h {SCRIPT}",
+         "file.visible_devices"),
+        (f"cat > h <<E\na slots=2\nE\ndeepspeed --hostfile h --include a:2 {SCRIPT}",
+         "file.visible_devices"),
+        # OpenRLHF.
+        (f"{RLHF}_sft --train_batch_size 4 --micro_train_batch_size 4", "batch.product"),
+        (f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 3", "batch.product"),
+        ("python -m openrlhf.cli.train_ppo_ray --train_batch_size 128 --micro_train_batch_size 4 "
+         "--colocate_all_models --vllm_num_engines 3", "file.program_refuses"),
+        ("deepspeed --num_gpus 4 pretrain_gpt.py --deepspeed --deepspeed_config plain.json "
+         "--micro-batch-size 4 --global-batch-size 32 --zero-stage 2",
+         "megatron_deepspeed.pipeline"),
+        ("accelerate launch --num_processes 4 --use_deepspeed --deepspeed_config_file plain.json "
+         "prepares.py", "accelerate.two_optimizers"),
         # Texts for a shell that reads them, or for sbatch; a file that is written before.
         (f"srun bash -s <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
         (f"ssh node <<E\n{FOUR.replace('4', '8', 1)}\nE", "batch.product"),
@@ -198,6 +234,7 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
         ("deepspeed --num_gpus 4 arguments.py", "arguments.py sets them in its own way"),
         (f"torchrun --nproc_per_node 4 {TRAINER} $MORE", "only the shell knows $MORE"),
         ("srun -n 4 python t.py --deepspeed_config plain.json", "RANK of each task"),
+        (f"mpirun -np 4 python {TRAINER} --gradient_accumulation_steps 2", "RANK of each task"),
         ("accelerate launch --num_processes 4 --use_deepspeed --zero_stage 2 --mixed_precision "
          "fp8 t.py", "Transformer Engine or torchao"),
     ],
@@ -225,7 +262,10 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"{SEVERAL}ssh $H {OF_TWO} {MEETS} {SCRIPT}",
         f"{SEVERAL}srun {OF_MACHINES} --machine_rank 0 --rdzv_backend c10d {SCRIPT}",
         f"{OF_MACHINES} --machine_rank 0 {TRAINER} --gradient_accumulation_steps 2",
-        "accelerate launch --config_file machines.yaml --main_process_ip $H t.py",
+        f"{MACHINES} --main_process_ip $H t.py",
+        f"{SEVERAL}srun bash -c '{MACHINES} --machine_rank $SLURM_NODEID "
+        "--main_process_ip $H t.py'",
+        f"{RLHF}_sft --train_batch_size 256 --micro_train_batch_size 4",
         "accelerate launch --config_file other.yaml trainer.py --deepspeed plain.json "
         f"{TRAINER.partition('plain.json ')[2]} --gradient_accumulation_steps 2",
     ],

@@ -325,8 +325,9 @@ def test_megatron_deepspeed_does_not_compare_its_flags_with_the_file(tmp_path):
     config = RAW | {"train_batch_size": 32, "gradient_accumulation_steps": 8}
     path = write(tmp_path, config)
     line = (
-        f"deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --zero-stage 3 "
-        f"--micro-batch-size 4 --global-batch-size 32 --deepspeed --deepspeed_config {path}"
+        f"deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 "
+        f"--micro-batch-size 4 --global-batch-size 32 --deepspeed --deepspeed_config {path} "
+        "--no-pipeline-parallel --zero-stage 3"
     )
     report = checked(path, launch=line)
     assert report.source.reader == "Megatron-DeepSpeed"
@@ -339,7 +340,7 @@ def test_megatron_deepspeed_does_not_compare_its_flags_with_the_file(tmp_path):
         report, "megatron_deepspeed.micro_batch_size"
     )
     assert report.exit_code(fixed=False) == 0
-    pipeline = line.replace("--zero-stage 3", "--pipeline-model-parallel-size 2")
+    pipeline = line.replace("--no-pipeline-parallel", "--pipeline-model-parallel-size 2")
     layout = read(path, launch=pipeline).layout
     assert (layout.pp, layout.tp) == (2, 2)
     unknown = line.replace("-size 2", "-size $TP")

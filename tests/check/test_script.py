@@ -175,9 +175,15 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
 @pytest.mark.parametrize(
     ("script", "config", "flags", "found"),
     [
-        (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {}),
+        (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {"accelerate.device_map": "warning"}),
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
-        (LOADS.format("'auto'") + PLAIN_MADE, Z3, "", {"huggingface.device_map": "warning"}),
+        (
+            LOADS.format("'auto'") + PLAIN_MADE,
+            Z3,
+            "",
+            {"huggingface.device_map": "warning", "huggingface.loaded_first": "warning"},
+        ),
+        (PLAIN_MADE + LOADS.format("None"), Z3, "", {}),
         (IN_MAIN, Z3, "", {"huggingface.device_map": "error"}),
         (IN_FIELD, Z3, "", {"huggingface.device_map": "error"}),
         (IN_FIELD, Z3, "--placed $WHERE", {}),
@@ -221,9 +227,15 @@ def test_what_a_script_decides_beside_its_file(tmp_path, script, config, flags, 
 def test_a_script_clips_by_what_accelerate_hands_on(tmp_path, norm, found):
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
     write(tmp_path, text, "a.yaml")
-    write(tmp_path, f"Accelerator().clip_grad_norm_(p, {norm})", "train.py")
     line = "accelerate launch --config_file a.yaml train.py\n"
-    assert rules(checked(write(tmp_path, line, "run.sh"))) == found
+    for clipper in ("Accelerator()", "Accelerator\ntorch.nn.utils"):
+        write(tmp_path, f"{clipper}.clip_grad_norm_(p, {norm})", "train.py")
+        assert rules(checked(write(tmp_path, line, "run.sh"))) == found
+    write(tmp_path, {"train_micro_batch_size_per_gpu": "auto", **Z2}, "ds.json")
+    write(tmp_path, text.replace("zero_stage: 2", "deepspeed_config_file: ds.json"), "a.yaml")
+    for given, rule in (("m", ["accelerate.no_loader"]), ("m, train_dl", []), ("*all", [])):
+        write(tmp_path, f"Accelerator().prepare({given})", "train.py")
+        assert rules(checked(write(tmp_path, line, "run.sh"))) == rule
 
 
 def test_stages_that_are_not_read_leave_the_ranks_open(tmp_path):

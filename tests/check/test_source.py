@@ -166,7 +166,7 @@ def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, sa
     [(15, 14, ["accelerate.processes"]), (16, 16, []), (1, 1, [])],
 )
 def test_accelerate_starts_as_many_ranks_on_each_machine(tmp_path, asked, started, found):
-    ranks = {"num_machines": 2, "num_processes": asked}
+    ranks = {"num_machines": 2, "num_processes": asked, "main_process_ip": "a"}
     section = {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}
     path = yaml_file(tmp_path, ACCELERATE | {**ranks, "deepspeed_config": section})
     report = checked(path)

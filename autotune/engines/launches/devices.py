@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autotune.base.units import format_count
-from autotune.engines.launches.line import Ranks, VisibleDevices
+from autotune.engines.launches.line import OWN_LAUNCHERS, Ranks, VisibleDevices
 from autotune.space.rule import Consequence
 
 
@@ -27,6 +27,8 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     nodes = nodes and (1 if ranks.reaches_nodes else nodes)
     if ranks.unmet:
         fix = "give --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
+        if ranks.launcher in OWN_LAUNCHERS:
+            fix = "set MASTER_ADDR to the first node, NODE_RANK to the number of each, from 0 on"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
         surely: Consequence = "raised" if ranks.starter else "may_raise"
         yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
@@ -34,6 +36,10 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         has = f"the job has {ranks.left_nodes + 1} nodes, and {ranks.launcher} stands without srun"
         fix = "start it by srun, one task a node, name the nodes in a hostfile, or ask for one"
         yield Misfit("lone_nodes", f"{has}: the first node alone runs it", fix)
+    if ranks.unlisted:
+        fix = "name what it has, or say all devices of a node in the hostfile"
+        yield Misfit("visible_devices", f"{ranks.unlisted}: DeepSpeed's launcher refuses it", fix)
+        return
     if per_node is None:
         return
     if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):

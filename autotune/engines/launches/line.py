@@ -30,7 +30,9 @@ RANKS_VARIABLE = "NPROC_PER_NODE"
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", AXOLOTL, "swift", TRL)
 
-_OWN_LAUNCHERS = ("llamafactory-cli", "swift")
+_TELL_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR")
+"""Variables by which they are told nodes, and which they hand to torchrun."""
+OWN_LAUNCHERS = ("llamafactory-cli", "swift")
 """Those that start their ranks themselves, and are told how many by variables."""
 _OF_MPI = ("mpirun", "mpiexec")
 _COUNTS_OF_MPI = ("-n", "-np", "--n", "--np")
@@ -79,9 +81,8 @@ _NODES = re.compile(r"(\d+:)?(\d+)")
 _REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
 _STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
+_NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#$\s][^$\n]*$", re.MULTILINE)
 _LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
-_OF_BATCH = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
-"""Variables that differ between the tasks of a job, and are 0 in its batch file."""
 
 _BY_SHELL = re.compile(r"[\"']?[$`]")
 
@@ -144,6 +145,8 @@ class Ranks:
     """Nodes of a job of Slurm's on which nothing starts the launcher."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
+    unlisted: str = ""
+    """What a filter of DeepSpeed's launcher names and its hostfile lacks; empty: nothing."""
     lacks_ranks: bool | None = False
     """Whether nothing tells several tasks their ranks in `RANK`, as a launcher would; None: what
     stands before Python may do so, as a wrapper, or a container by enroot's hook for PyTorch."""
@@ -317,10 +320,14 @@ def ranks_of(
         left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
         ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
         if parts.kind == "torchrun" and is_read:
-            why = _unmet(_with_variables(given, variables), ranks, in_batch="srun" in words)
+            why = _unmet(_with_variables(given, variables), ranks)
             ranks = replace(ranks, unmet=why)
-        if slots := _HOST.findall(text_of(str(given.get("hostfile", "")))):
-            ranks = ranks.of(*_on_hosts({host: int(n) for host, n in slots}, given))
+        if hostfile := text_of(str(given.get("hostfile", ""))):
+            hosts = {host: int(n) for host, n in _HOST.findall(hostfile)}
+            bad = _NO_HOST.search(hostfile)
+            why = f"{bad[0].strip()!r} in the hostfile is no HOST slots=N" if bad else ""
+            ranks = replace(ranks, unlisted=why or _unlisted(hosts, given))
+            ranks = ranks.of(*_on_hosts(hosts, given))
             ranks = replace(
                 ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
             )
@@ -333,8 +340,12 @@ def ranks_of(
         ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
     if ranks.world is not None:
         return ranks
-    if name in _OWN_LAUNCHERS:
+    if name in OWN_LAUNCHERS:
         world, per_node = ranks_in(variables, name)
+        ranks = replace(ranks, starter=_task_starter(before))
+        of_nodes = {one.lower(): variables[one] for one in _TELL_NODES if one in variables}
+        why = "" if "RDZV_ID" in variables else _unmet(of_nodes, ranks)
+        ranks = replace(ranks, unmet=_in_words(why, PROGRAMS["variables_for_torchrun"]))
         return replace(ranks, launcher="" if world == 1 else name).of(world, per_node)
     behind = [*dropwhile(lambda word: PurePath(word).name not in ("srun", *_OF_MPI), before)]
     if behind and PurePath(behind[0]).name in _OF_MPI:
@@ -369,7 +380,7 @@ def _with_variables(flags: Mapping[str, Any], variables: Mapping[str, str]) -> d
     return {name[4:].lower(): typed(variables[name]) for name in names} | dict(flags)
 
 
-def _unmet(flags: Mapping[str, Any], ranks: Ranks, *, in_batch: bool) -> str:
+def _unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
     """Why nodes with the same flags wait for one another until torchrun gives up.
 
     torch/distributed/run.py: config_from_args, get_rdzv_endpoint; it reads no MASTER_ADDR. Nodes
@@ -382,20 +393,47 @@ def _unmet(flags: Mapping[str, Any], ranks: Ranks, *, in_batch: bool) -> str:
     place = "master_addr" if is_static else "rdzv_endpoint"
     number, met = str(flags.get("node_rank")), str(flags.get("rdzv_endpoint", flags.get(place)))
     is_on_several = ranks.starter == "srun" and ranks.tasks != 1 and (ranks.nodes or 1) > 1
-    is_same = number.isdecimal() or (in_batch and _OF_BATCH.fullmatch(number))
     if flags.get("standalone"):
         why = "with --standalone: each node waits at an address of its own"
     elif is_static and "node_rank" not in flags:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
-    elif is_static and is_on_several and is_same:
+    elif is_static and is_on_several and number.isdecimal():
         why = f"with --node_rank {number}, the same number on each node"
-    elif is_on_several and _LOCAL.fullmatch(met):
+    elif (is_on_several or number.strip("0").isdecimal()) and _LOCAL.fullmatch(met):
         why = f"with --{place} {met}, which each node takes for itself"
     elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
         why = f"without --{place}: each node waits at an address of its own"
     else:
         return ""
     return f"torchrun --nnodes {flags['nnodes']} {why}"
+
+
+def unmet_machines(line: Mapping[str, Any], file: Mapping[str, Any], ranks: Ranks) -> str:
+    """The same of machines of accelerate, whose standard launcher is torchrun.
+
+    accelerate/utils/launch.py: prepare_deepspeed_cmd_env. A file's rdzv_backend and same_network
+    do not come through: the defaults of the flags stand before them.
+    """
+    fields = {**file, **line}
+    address = fields.get("main_process_ip")
+    flags = {
+        "nnodes": fields.get("num_machines"),
+        "node_rank": fields.get("machine_rank", 0),
+        "rdzv_backend": line.get("rdzv_backend", "static"),
+        "master_addr" if line.get("same_network") else "rdzv_endpoint": address,
+    }
+    if not address:
+        why = f"torchrun --nnodes {flags['nnodes']} without --rdzv_endpoint, which is then None"
+    else:
+        why = _unmet(flags, ranks)
+    return _in_words(why, PROGRAMS["accelerate_for_torchrun"])
+
+
+def _in_words(why: str, names: Mapping[str, str]) -> str:
+    """What is wrong with flags of torchrun, by other names."""
+    for name, other in names.items():
+        why = why.replace(name, other)
+    return why
 
 
 def open_words(words: Sequence[str]) -> Iterator[str]:
@@ -549,6 +587,24 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
     nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
     kept = [per_node or n for n in slots.values() if n > 0][:nodes]
     return (sum(kept), max(kept)) if kept else (None, None)
+
+
+def _unlisted(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> str:
+    """What `--include` or `--exclude` names and a hostfile lacks; empty: nothing.
+
+    launcher/runner.py: parse_resource_filter.
+    """
+    for name in ("include", "exclude"):
+        given = flags.get(name, "")
+        for one in given.split("@") if given and not UNKNOWN.search(given) else ():
+            host, _, ids = one.partition(":")
+            lacking = [n for n in ids.split(",") if n.isdecimal() and int(n) >= hosts.get(host, 0)]
+            if host not in hosts:
+                return f"--{name} {given} names {host}, which the hostfile has not"
+            if lacking:
+                left = f"the hostfile has slots={hosts[host]} for it, from 0 on"
+                return f"--{name} {given} names slot {lacking[0]} of {host}: {left}"
+    return ""
 
 
 def count_in(

@@ -110,6 +110,8 @@ _PATTERN = re.compile(r"(?:\A|\s)[^\s=]*?(?:[*?]|\[[^]\s]+])")
 _BRACES = re.compile(r"\{\S*(?:,|\.\.)\S*\}")
 _LEFT_OPEN = -2
 """Place of a `$` that a shell puts something in for which is not known; none does so again."""
+_NUMBERS = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
+"""Numbers of a node and a task, which each task of srun has its own."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 
 _Changes = dict[str, Value | None]
@@ -994,6 +996,8 @@ class _Reader:
         n_set = next(at for at, one in enumerate(fields) if not ASSIGNS.match(one.raw))
         rest = fields[n_set:]
         items = [one._replace(items=[chars]) for one in rest for chars in one.items]
+        if any(_name(one.text) == "srun" for one in items):
+            items = [one._replace(items=[_of_batch(one.chars)]) for one in items]
         words = tuple(one.word(one.chars) for one in items)
         if not words:
             return
@@ -1157,6 +1161,14 @@ def _set_by_env(fields: Sequence[Field]) -> Sequence[Field]:
     """The variables that `env` sets, of the words behind it."""
     named = takewhile(lambda one: one.text[:1] == "-" or ASSIGNS.match(one.text), fields)
     return [one for one in named if one.text[:1] != "-"]
+
+
+def _of_batch(chars: Chars) -> Chars:
+    """A word of srun's: its batch file puts in its own numbers, which are 0."""
+    for found in reversed([*_NUMBERS.finditer(plain(chars))]):
+        if chars[found.start()][1] == _LEFT_OPEN:
+            chars = [*chars[: found.start()], *unplaced("0"), *chars[found.end() :]]
+    return chars
 
 
 def _name(text: str) -> str:

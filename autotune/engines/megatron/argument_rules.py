@@ -30,7 +30,7 @@ ENDS = tuple(f"account_for_{end}_in_pipeline_split" for end in ("embedding", "lo
 """Switches by which embedding and loss count as layers."""
 _END_SIZES = tuple(f"decoder_{end}_pipeline_num_layers" for end in ("first", "last"))
 _FLAG = re.compile(r"--([a-z0-9-]+)")
-_VALUE = re.compile(r" \{(\w+)\}")
+_VALUE = re.compile(r" \{([\w.]+)\}")
 _LARGEST_COUNT = 2**31 - 1
 _FACTS = table_beside(__file__, "launch_facts.json")
 _COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
@@ -108,8 +108,7 @@ def clash(
         is_checked = not since or is_at_least(launch.release, since)
         if not (is_checked and holds(when, partial(_fact, launch))):
             return None
-        values = {name: _fact(launch, name) for name in _VALUE.findall(message)}
-        return message.format_map(values), fix
+        return _VALUE.sub(lambda name: f" {_fact(launch, name[1])}", message), fix
 
     source = f"{source}: {when.split()[0]}"
     says = f"{_VALUE.sub('', message)}. Fix: {fix}."
@@ -121,6 +120,10 @@ def _fact(launch: MegatronLaunch, name: str) -> Any:
     if name == "connections":
         value = launch.variables.get(CONNECTIONS, "")
         return None if "$" in value or launch.is_overrides else value
+    if name == "verl":
+        return bool(launch.fields)
+    if "." in name or name == "model_engine":
+        return launch.of_verl(name)
     if name == "asks_for_connections":
         return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:
@@ -170,6 +173,21 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
         f"RANK, WORLD_SIZE and LOCAL_RANK for them: Megatron does not read {own} and its like, "
         "and each task takes itself for rank 0 of 1",
         f"start one torchrun on each node, or set the three in each task, as RANK=${own}",
+    )
+
+
+@argument_rule(
+    "environment.lightning", "lightning/fabric/plugins/environments/slurm.py: validate_settings"
+)
+def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
+    """Tasks of srun that are others than the ranks for which Lightning is asked."""
+    asked, tasks = launch.asked, launch.ranks.world
+    if None in (asked, tasks) or asked == tasks:
+        return None
+    return (
+        f"trainer.devices x trainer.num_nodes are {asked} ranks, and srun starts {tasks} tasks: "
+        "Lightning takes each task for one rank",
+        "give --ntasks-per-node and --nodes the values of trainer.devices and trainer.num_nodes",
     )
 
 
@@ -318,6 +336,7 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
     _ranks_told,
+    _lightnings_tasks,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
     _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),

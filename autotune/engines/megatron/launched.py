@@ -27,7 +27,15 @@ from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS as OF_DEEPSPEED
 from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
-from autotune.engines.launches.line import NO_RANKS, Ranks, parts_of, product, ranks_in, ranks_of
+from autotune.engines.launches.line import (
+    NO_RANKS,
+    Ranks,
+    parts_of,
+    product,
+    ranks_in,
+    ranks_of,
+    typed,
+)
 from autotune.engines.launches.shell import Command, ShellText, read_shell
 from autotune.engines.launches.shell_words import PASSED_ON, UNKNOWN, Word
 from autotune.engines.megatron.flags import (
@@ -103,6 +111,8 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
 _OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
 """Arguments that NeMo's own configuration has at Megatron's default."""
+_VERLS: Mapping[str, Any] = _PROGRAMS["verl"]
+"""verl's script, and values in its own configuration (verl/trainer/config/ppo_trainer.yaml)."""
 _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
@@ -162,6 +172,11 @@ class MegatronLaunch:
     rest: tuple[str, str] | None = None
     """What says the arguments that the line does not give, and why that is not known; None: they
     are at Megatron's defaults."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of verl's own configuration, by their whole names; empty: it is another's, or the
+    shell puts in further ones."""
+    asked: int | None = None
+    """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
     """What stands before an argument's name where it is no flag of Megatron-LM's parser: nothing
     before a recipe's field."""
@@ -189,6 +204,19 @@ class MegatronLaunch:
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
+
+    def of_verl(self, name: str) -> Any:
+        """A field of verl's, or what its own configuration holds.
+
+        Raises:
+            UnknownFactError: Only the shell knows it.
+        """
+        text = self.fields.get(name)
+        if UNKNOWN.search(text or ""):
+            raise UnknownFactError(name)
+        if text is None:
+            return _VERLS["defaults"].get(name)
+        return None if text == "null" else typed(text)
 
     @property
     def world(self) -> int | None:
@@ -423,6 +451,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
+    fields: Mapping[str, str] = {}
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
@@ -436,6 +465,10 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     if is_overrides:
         for word, match in overrides:
             arguments.take_override(match[1].lstrip("+."), match[2], word.start)
+        fields = _verls(words[script:])
+        if fields:
+            missing = _VERLS["counts"].keys() - arguments.unknown
+            arguments.counts = {one: _VERLS["counts"][one] for one in missing} | arguments.counts
     elif is_swift:
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
@@ -443,6 +476,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     # Megatron takes WORLD_SIZE where no launcher sets it; elsewhere it may be a number of nodes.
     ranks = ranks_of(words, **{**around, "variables": variables if is_megatrons else {}})
     counted = ranks_in(variables) if is_swift else arguments.ranks()
+    asked = counted[0] if "devices" in arguments.counts and ranks.starter == "srun" else None
+    if is_overrides:  # such programs read Slurm's variables
+        ranks = replace(ranks, lacks_ranks=False)
     if counted[0] and (is_swift or ranks.world is None):
         ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
@@ -465,10 +501,26 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         assumed=command.assumed,
         ranks=ranks,
         variables=variables,
+        fields=fields,
+        asked=asked,
         start=command.words[script].start,
         release=release,
         **rest,
     )
+
+
+def _verls(words: Sequence[str]) -> Mapping[str, str]:
+    """The `fields` of a launch of which these are the words from its script on."""
+    is_open = any(UNKNOWN.match(one) and not PASSED_ON.fullmatch(one) for one in words)
+    given = dict(one.lstrip("+").split("=", 1) for one in words[1:] if "=" in one)
+    of_hydra = {**dict(pairwise(words)), **given}
+    name = of_hydra.get("--config-name", _VERLS["configurations"][0]).removesuffix(".yaml")
+    is_own = of_hydra.get("--config-path", "config") == "config" and not is_open
+    is_own &= name in _VERLS["configurations"]
+    if not is_own or not words[0].removesuffix(".py").replace("/", ".").endswith(_VERLS["script"]):
+        return {}
+    engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
+    return {**given, "model_engine": given.get("actor_rollout_ref.actor.strategy", engine)}
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:

@@ -88,6 +88,8 @@ _ON_TWO = (
         (", deepspeed_multinode_launcher: pdsh", "", ["file.lone_nodes"]),
         (", deepspeed_multinode_launcher: standard", "", []),
         (", deepspeed_hostfile: hosts", "", []),
+        (", deepspeed_multinode_launcher: standard", "--machine_rank 1", ["file.lone_nodes"]),
+        (", deepspeed_multinode_launcher: standard", "--main_process_ip a", []),
         ("", "--multi_gpu", []),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
+from autotune.engines.deepspeed.sources import openrlhf
 from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS, OF_NODES
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.layout import (
@@ -89,6 +90,8 @@ class LaunchLine:
     """Defaults of words that its file is started with, in words."""
     is_tuned: bool = False
     """Whether DeepSpeed's own autotuner is started."""
+    is_whole: bool = True
+    """Whether the shell puts no further flags in for its launcher: `$LAUNCH_ARGS`."""
     split: int = 1
     """Ranks over which it splits a model without a pipeline; DeepSpeed leaves them out of its
     batch. 0: the line has a variable there."""
@@ -133,9 +136,12 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         config, consumer = text_or_none(launcher.get("deepspeed_config_file")), Consumer.ACCELERATE
     is_megatron = consumer is Consumer.DEEPSPEED and any(name in script for name in _OF_MEGATRON)
     layout, split = _megatron_layout(script) if is_megatron else (None, 1)
+    reader = MEGATRON if is_megatron else ""
+    if openrlhf.is_openrlhf(name):
+        reader, script = openrlhf.READER, openrlhf.arguments_of(script)
     return LaunchLine(
         kind=kind,
-        reader=MEGATRON if is_megatron else "",
+        reader=reader,
         script=name,
         layout=layout,
         split=split,
@@ -159,6 +165,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         named=_named_file(to_script, script) if config is None else None,
         open_words=tuple(open_words(to_script)),
         is_tuned=kind == "deepspeed" and "autotuning" in launcher,
+        is_whole=not any(open_words(words[parts.launcher_at + 1 : parts.script_at])),
     )
 
 

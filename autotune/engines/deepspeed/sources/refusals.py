@@ -11,7 +11,9 @@ from typing import Any
 from autotune.base.nested import look_up
 from autotune.base.units import format_count
 from autotune.engines.deepspeed.ds_config_text import no_json
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
+from autotune.engines.deepspeed.sources import openrlhf
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, violation_of
@@ -22,6 +24,9 @@ from autotune.engines.deepspeed.sources.script import (
     brings_cpu_optimizer,
     clips_to,
     device_map,
+    hands_optimizer,
+    loads_first,
+    prepares_no_loader,
     reads_name,
 )
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
@@ -39,6 +44,10 @@ _TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"] | _OF_EVALUATION
 _READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _MADE_BY_SWIFT = ("eval_strategy", "gradient_accumulation_steps")
 """Arguments that ms-swift makes of others where nobody gives them."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that spread a model over all devices that a rank sees."""
+_PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
+"""Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 
@@ -54,12 +63,16 @@ def refusals(source: Source) -> Iterator[Violation]:
         line, why = no_json(source.text)
         at = (f"@{line}",) * is_hjson
         yield violation_of(rule, *at, path=source.path, reader=reader or consumer, why=why)
+    yield from (one for one in program_refusals(source) if isinstance(one, Violation))
+    is_trainers = consumer is Consumer.TRAINER
+    is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
+    if is_both and (is_trainers or (consumer is Consumer.ACCELERATE and source.script is None)):
+        yield violation_of(
+            "huggingface.two_precisions", consequence="raised" if is_trainers else "may_raise"
+        )
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
-        yield from (one for one in program_refusals(source) if isinstance(one, Violation))
-        if arguments.get("fp16") is True and arguments.get("bf16") is True:
-            yield violation_of("huggingface.two_precisions")
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
                 yield violation_of("huggingface.accelerates_field", name, name=name)
@@ -69,12 +82,33 @@ def refusals(source: Source) -> Iterator[Violation]:
     if norm is not None and norm != clipping:
         script = source.line.script
         yield violation_of("accelerate.clips_by_file", script=script, norm=norm, clipping=clipping)
+    yield from _of_scripts(source)
     for name, row in FILE_RULES.items() if reader == MEGATRON else ():
         value_of = partial(_of_megatron, source)
         with contextlib.suppress(UnknownFactError):
             if row.when and holds(row.when, value_of):
                 named = _FACT.findall(f"{row.message} {row.fix}")
                 yield violation_of(name, *row.at, **{one: value_of(one) for one in named})
+
+
+def _of_scripts(source: Source) -> Iterator[Violation]:
+    """What a script that goes through accelerate does at the wrong time."""
+    script, config = source.script, source.config
+    if script is None or source.consumer is Consumer.DEEPSPEED:
+        return
+    if look_up(config, _STAGE) == 3 and (kind := loads_first(script)):
+        yield violation_of("huggingface.loaded_first", script=script.name, kind=kind)
+    known = None if source.line.open_words else source.arguments
+    loaded = device_map(script, known) if (source.world or 1) > 1 else None
+    is_trainers = source.consumer is Consumer.TRAINER
+    if loaded and loaded[0] in _SPREAD and not (is_trainers and look_up(config, _STAGE) == 3):
+        yield violation_of("accelerate.device_map", script=script.name, value=loaded[0])
+    if is_trainers:
+        return
+    if config.get(BATCH_KEYS[0]) == AUTO and prepares_no_loader(script):
+        yield violation_of("accelerate.no_loader", script=script.name)
+    if "optimizer" in config and hands_optimizer(script, "prepare"):
+        yield violation_of("accelerate.two_optimizers", "optimizer", script=script.name)
 
 
 def _of_megatron(source: Source, name: str) -> Any:
@@ -88,6 +122,7 @@ def _of_megatron(source: Source, name: str) -> Any:
         "ranks": source.line.ranks.world,
         "stages": source.layout.pp,
         "file": source.path.name,
+        "builds_pipeline": PurePath(source.line.script).name in _PIPELINES,
         **source.arguments,
     }.get(name)
     if (name == "ranks" and value is None) or (isinstance(value, str) and "$" in value):
@@ -153,12 +188,13 @@ def _is_json_filled_in(source: Source) -> bool:
 
 def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     """Arguments that Trainer or the program around it refuses, and what of them is not known."""
-    if source.consumer is not Consumer.TRAINER:
+    if source.consumer is not Consumer.TRAINER and source.reader != openrlhf.READER:
         return
     arguments = source.arguments
     is_swifts = PurePath(source.line.script).name == "swift"
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
-    programs = [name for name in (reader, "TRL", "Trainer") if name in _REFUSED]
+    others = ("TRL", "Trainer") if source.consumer is Consumer.TRAINER else ()
+    programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         first, when = row["when"].split()[0], row["when"]
         name = row.get("name") or first.partition("=")[0]
@@ -198,7 +234,8 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     }.get(name)
     is_open = isinstance(value, str) and (value == AUTO or "$" in value)
     own_defaults = source.own_defaults
-    is_default = reader == FACTORY or (reader == SWIFT and name not in _MADE_BY_SWIFT)
+    is_default = reader in (FACTORY, openrlhf.READER)
+    is_default |= reader == SWIFT and name not in _MADE_BY_SWIFT
     is_default |= own_defaults is not None and name not in own_defaults
     if is_open or (value is None and (name == "world" or not is_default)):
         raise UnknownFactError(name)
@@ -260,7 +297,7 @@ def device_violations(
         facts["beside"] = "one device, for which it starts no torchrun"
         yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
     for name, problem, fix, what in misfits(ranks, visible):
-        if not is_deepspeeds or visible is None or name != "visible_devices":
+        if not is_deepspeeds or visible is None or name != "visible_devices" or ranks.unlisted:
             yield violation_of(f"file.{name}", consequence=what, problem=problem, fix=fix)
     if not is_deepspeeds:
         return

@@ -27,6 +27,11 @@ _FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
 _FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
 """Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
 _MAKERS = (*_CLASSES, "parse_args_into_dataclasses")
+_TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig")
+"""Classes beside Trainer's arguments from which on `from_pretrained` knows of ZeRO."""
+_LOADER = re.compile("load|data|iter|dl", re.IGNORECASE)
+_MODEL = re.compile(r"AutoModel\w*|(?!Auto)\w+(?:For[A-Z]\w+|LMHeadModel)")
+"""Names of classes of whole models; others are of adapters, tokenizers and processors."""
 _ABOUT_ZERO = re.compile("zero|deepspeed", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -182,19 +187,24 @@ def brings_cpu_optimizer(path: Path) -> bool | None:
 
     None: it does not tell.
     """
-    tree = _tree(path)
-    if any(any(_calls(tree, name)) for name in _FOR_THE_CPU):
+    if any(any(_calls(_tree(path), name)) for name in _FOR_THE_CPU):
         return True
+    return False if hands_optimizer(path, "initialize") else None
+
+
+def hands_optimizer(path: Path, taker: str) -> bool:
+    """Whether a script hands an optimizer of torch's or its like to calls of a name."""
+    tree = _tree(path)
     places = _places(tree)
-    for call in _calls(tree, "initialize"):
+    for call in _calls(tree, taker):
         nodes = [node for node in places if places[node][0] is places[call][0]]
         at_top = [node for node in places if places[node][0] is tree]
         local = {name for node in nodes for name in _names_given(node)}
-        given = {_name(one.value) for one in call.keywords}
+        given = {_name(one) for one in (*call.args, *(one.value for one in call.keywords))}
         for name in _FOR_DEVICES:
             if given & (_made_by(nodes, name) | (_made_by(at_top, name) - local)):
-                return False
-    return None
+                return True
+    return False
 
 
 def reads_name(path: Path, name: str) -> bool:
@@ -233,14 +243,38 @@ def device_map(path: Path, given: Mapping[str, Any] | None) -> tuple[Any, bool] 
 
 
 def clips_to(path: Path) -> Any:
-    """The norm to which a script has its `Accelerator` clip gradients; None: none is known."""
+    """The norm to which a script of accelerate's clips gradients; None: none is known."""
     tree = _tree(path)
     for call in _calls(tree, "clip_grad_norm_"):
         norms = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "max_norm")]
-        is_torchs = isinstance(call.func, ast.Name) or "utils" in ast.unparse(call.func)
         with contextlib.suppress(KeyError, ValueError, IndexError):
-            return None if is_torchs else _value(norms[0], _own_flags(tree, {}), _constants(tree))
+            return _value(norms[0], _own_flags(tree, {}), _constants(tree))
     return None
+
+
+def prepares_no_loader(path: Path) -> bool:
+    """Whether the first `prepare` of a script of accelerate's takes nothing like a data loader."""
+    calls = [call for call in _calls(_tree(path), "prepare") if call.args]
+    given = min(calls, key=lambda call: call.lineno).args if calls else ()
+    names = [_name(one) for one in given]
+    return bool(names) and all(name and not _LOADER.search(name) for name in names)
+
+
+def loads_first(path: Path) -> str:
+    """The class whose weights a script loads before ZeRO is told of; empty: none is seen to.
+
+    That is on a line before Trainer's arguments, or an `Accelerator`, in the same function.
+    """
+    tree = _tree(path)
+    places = _places(tree)
+    makes = [call for name in (*_MAKERS, *_TELL_ZERO, *_TRLS) for call in _calls(tree, name)]
+    for call in _calls(tree, "from_pretrained"):
+        scope, ifs = places[call]
+        lines = [one.lineno for one in makes if places[one][0] is scope]
+        kind = _name(getattr(call.func, "value", call))
+        if lines and call.lineno < min(lines) and not ifs and _MODEL.fullmatch(kind):
+            return kind
+    return ""
 
 
 def _places(tree: ast.AST) -> dict[ast.AST, tuple[ast.AST, str]]:

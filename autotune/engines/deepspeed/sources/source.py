@@ -17,7 +17,7 @@ from autotune.base.nested import look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
-from autotune.engines.deepspeed.sources import lightning
+from autotune.engines.deepspeed.sources import lightning, openrlhf
 from autotune.engines.deepspeed.sources.accelerate_fields import OF_NODES
 from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import (
@@ -64,7 +64,14 @@ from autotune.engines.deepspeed.sources.script import (
     uses_lightnings,
 )
 from autotune.engines.launches.files import LINE, is_shell
-from autotune.engines.launches.line import TRL, Ranks, flags_of, text_or_none, visible_devices
+from autotune.engines.launches.line import (
+    TRL,
+    Ranks,
+    flags_of,
+    text_or_none,
+    unmet_machines,
+    visible_devices,
+)
 from autotune.engines.launches.shell_words import UNKNOWN
 from autotune.space.rule import NotJudged, Violation, listed
 
@@ -184,7 +191,7 @@ def _script_of_arguments(path: Path) -> str:
 
 def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", LaunchLine]]:
     for command, line in _lines(shell):
-        if line.consumer in (None, Consumer.ACCELERATE) and line.named is None:
+        if line.consumer in (None, Consumer.ACCELERATE) and not (line.named or line.reader):
             line = _with_own_file(line, path)
         if (line.kind or line.script) and _names_any(line):
             yield command, line
@@ -193,7 +200,7 @@ def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", Launc
 def _names_any(line: LaunchLine) -> bool:
     """Whether a line, or its script, says what DeepSpeed is given."""
     names = (line.config, line.named, line.accelerate_config, line.plugin)
-    return any(names) or line.uses_deepspeed
+    return any(names) or line.uses_deepspeed or line.reader == openrlhf.READER
 
 
 def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
@@ -331,6 +338,21 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
     """The configurations of one launch line of a shell file; empty: it names none."""
     line = asked.line
     name = line.config
+    if line.reader == openrlhf.READER:
+        config = openrlhf.config_of(line.arguments)
+        made = Source(
+            path=asked.path,
+            text=text,
+            syntax="shell",
+            config=config,
+            is_made=True,
+            unknown=frozenset((key,) for key, value in config.items() if value == AUTO),
+            is_guessed=False,
+            because=f"{line.script} makes it of its arguments",
+            reader=line.reader,
+            world=openrlhf.world_of(line.arguments),
+        )
+        return [_source(made, asked, AccelerateFile({}, None))]
     if name is None and line.named is not None:
         try:
             return _of_named(line.named, asked, unread)
@@ -564,13 +586,28 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
     is_other = file.path is None or file.not_for or "multi_gpu" in line.launcher_flags
     starts_deepspeed = line.uses_deepspeed or not is_other
-    if is_accelerates and starts_deepspeed and (nodes or 1) > 1 and is_alone:
+    if not (is_accelerates and starts_deepspeed and (nodes or 1) > 1 and line.is_whole):
+        return
+    if is_alone:
         problem = (
             f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
             "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
         )
         fix = f"set {OF_NODES[0]} to standard and start the line on each node, or name hosts"
         yield violation_of("file.lone_nodes", problem=problem, fix=fix)
+    why = unmet_machines(line.launcher_flags, file.data, ranks)
+    if why and line.kind and by_node.get(OF_NODES[0]) == "standard":
+        # Without a file on the line, one of the user's own may say the rest.
+        fix = (
+            "give --main_process_ip HOST, the first node, with --rdzv_backend c10d or a number of "
+        )
+        fix, problem = f"{fix}each machine by --machine_rank", f"{why}, until it gives up"
+        yield violation_of(
+            "file.lone_nodes",
+            consequence="raised" if ranks.starter or file.path else "may_raise",
+            problem=problem,
+            fix=fix,
+        )
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
@@ -641,12 +678,14 @@ def _unread_file(source: Source, arguments: Mapping[str, Any]) -> Iterator[NotJu
 
 
 def _untold_ranks(source: Source) -> Iterator[NotJudged]:
-    """The ranks of tasks of `srun` where no line sets them, and no script or Lightning does."""
+    """The ranks of tasks where no line sets them, and no script or Lightning does."""
     script = source.script
     is_own = source.reader == "Lightning" or (script is not None and "SLURM_" in read_text(script))
-    ranks = source.line.ranks  # of MPI's tasks mpi4py knows them
-    if ranks.starter == "srun" and ranks.lacks_ranks is not False and not is_own:
-        why = "srun does not set it, and no line does: DeepSpeed then asks mpi4py for it"
+    ranks, is_deepspeeds = source.line.ranks, source.consumer is Consumer.DEEPSPEED
+    asks = "DeepSpeed then asks mpi4py for it" if is_deepspeeds else "accelerate then ends"
+    is_known = is_deepspeeds and ranks.starter == "mpirun"  # by mpi4py
+    if ranks.lacks_ranks is not False and not (is_own or is_known):
+        why = f"{ranks.starter} does not set it, and no line does: {asks}"
         yield NotJudged(what="RANK of each task", why=why)
 
 
@@ -693,7 +732,8 @@ def _consumer(
     if line.consumer in (Consumer.TRAINER, Consumer.DEEPSPEED):
         return line.consumer, "the launch line"
     is_by_accelerate = line.consumer is not None or file.path is not None
-    if evidence := _trainers_evidence(line, script, by_arguments=is_by_accelerate):
+    names = (*line.arguments, *section.arguments) if is_by_accelerate else ()
+    if evidence := _trainers_evidence(line, script, names):
         return Consumer.TRAINER, evidence
     if is_by_accelerate:
         key = auto_that_tells(
@@ -709,14 +749,13 @@ def _consumer(
     return Consumer.DEEPSPEED, f"{where}{_NOTHING_TELLS}"
 
 
-def _trainers_evidence(line: LaunchLine, script: Path | None, *, by_arguments: bool) -> str:
-    """What tells that a script trains with Trainer; empty: nothing does."""
+def _trainers_evidence(line: LaunchLine, script: Path | None, names: Sequence[str]) -> str:
+    """What tells that a script trains with Trainer, also arguments; empty: nothing does."""
     if script is not None and (trainer := trains_with(script)) is not None:
         return f"{line.script} trains with Trainer" if trainer else ""
-    if not by_arguments:
-        return ""
-    argument = next((name for name in line.arguments if name in _OF_TRAINER_ALONE), "")
-    return f"--{argument} of the launch line" if argument else ""
+    argument = next((name for name in names if name in _OF_TRAINER_ALONE), "")
+    where = "the launch line" if argument in line.arguments else "its file of arguments"
+    return f"--{argument} of {where}" if argument else ""
 
 
 def auto_that_tells(config: Mapping[str, Any], telling: Container[str] = _TELLING) -> str:
