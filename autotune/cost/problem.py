@@ -39,6 +39,12 @@ _ATTENTION_MODULES = {
     *("c_attn", "query_key_value", "query", "key", "value", "dense"),
 }
 """Names of attention's projections in Hugging Face's families."""
+_PACKED_BYTES = 0.52
+"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
+(arXiv:2305.14314), section 3."""
+_UNPACKED_BY_KERNEL = 2.5
+"""Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
+csrc/kernels.cu, kDequantizeBlockwise."""
 
 
 def has_shape(shape: ModelShape) -> bool:
@@ -78,6 +84,15 @@ def shape_columns(shape: ModelShape) -> dict[str, float]:
     """What a model's shape says of its layers, beside the sizes that tables have."""
     head_dim = shape.attention_width / shape.n_heads
     return {"head_dim": head_dim} | {n: float(getattr(shape, n)) for n in _SHAPE_COLUMNS}
+
+
+def packed_columns(embeddings: float, wide_bytes: float) -> dict[str, float]:
+    """Columns of frozen weights in 4 bits, of which a share are embeddings, which stay wide.
+
+    bitsandbytes and GPTQ quantise linear layers alone.
+    """
+    mean_bytes = (1.0 - embeddings) * _PACKED_BYTES + embeddings * wide_bytes
+    return {"weight_bytes": mean_bytes, "dequantized_bytes": _UNPACKED_BY_KERNEL}
 
 
 def _adapters(lora: Lora) -> dict[str, float]:

@@ -17,7 +17,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
 from autotune.cost.errors import Margin, errors_of
 from autotune.cost.knowledge import Lesson
-from autotune.cost.problem import accelerator_of, situation_of
+from autotune.cost.problem import accelerator_of, fleet_columns, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import HOST_SHARE, Environment, usable_memory_bytes
 from autotune.engines.base import Engine, bind_engine
@@ -33,6 +33,10 @@ from autotune.space.table import Indices
 
 _USUAL_HOST_BYTES = 2.0 * 2**40
 """Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
+_OF_LINKS = (
+    *("nvlink_bytes_per_s", "nvlink_domain", "nvlink_measured"),
+    *("network_bytes_per_s", "network_measured"),
+)
 
 
 class DefaultSearch(NamedTuple):
@@ -146,6 +150,17 @@ class Outlook:
             return int(usable_memory_bytes() * HOST_SHARE)
         accelerator = accelerator_of(self.environment, self.table)
         return int(accelerator.host_memory_bytes or _USUAL_HOST_BYTES)
+
+    @cached_property
+    def links(self) -> Mapping[str, float]:
+        """What forecasts take of the links: rates of a device, one way, and how many are linked.
+
+        Empty where nothing is sent over links of accelerators.
+        """
+        if self.environment.accelerator == "cpu" or self.job.world == 1:
+            return {}
+        columns = fleet_columns(self.job, self.environment, self.table) | self.wishes.links()
+        return {name: columns[name] for name in _OF_LINKS}
 
     @property
     def length_doubt(self) -> str:
