@@ -365,19 +365,17 @@ def baseline_of(outlook: Outlook) -> PredictedBaseline | None:
             notes={n: tuple(pair) for n, pair in engine.overridden(candidate).items()},
         )
     engine = outlook.engine
-    for rung in engine.ladder():
-        if not (legal := [candidate for candidate in rung if not engine.judge(candidate)]):
-            continue
-        found, reach = outlook.predict_plans(outlook.plans(legal))
-        largest = np.flatnonzero(found.fit_probability >= PROBABLE)[-1:]
-        if len(largest):
-            candidate = legal[int(largest[0])]
-            return PredictedBaseline(
-                described=engine.describe(candidate),
-                candidate=candidate,
-                prediction=found.take(largest),
-                reach=reach.take(largest),
-            )
+    for rung in filter(None, engine.ladder()):
+        found, reach = outlook.predict_plans(outlook.plans(rung))
+        fitting = np.flatnonzero(found.fit_probability >= PROBABLE)
+        for row in reversed(fitting.tolist()):
+            if not engine.judge(candidate := rung[row]):
+                return PredictedBaseline(
+                    described=engine.describe(candidate),
+                    candidate=candidate,
+                    prediction=found.take(np.array([row])),
+                    reach=reach.take(np.array([row])),
+                )
     return None
 
 
