@@ -233,19 +233,19 @@ def _score_bytes(p: Plans) -> Column:
     and models/gpt_oss/modeling_gpt_oss.py (eager_attention_forward).
     """
     each_bytes = p.activation_bytes + p.has_dropout * (1.0 + p.activation_bytes)
-    each_bytes = each_bytes + 4.0 * (1.0 - p.fused_kernels) * _casts_softmax(p)
+    each_bytes = each_bytes + 4.0 * (1.0 - p.fused_kernels) * _is_cast(p)
     return each_bytes * _n_scores(p)
 
 
 def _score_gradient_bytes(p: Plans) -> Column:
-    """Of a token, while a layer's backward pass runs: what softmax is given and what it returns."""
-    each_bytes = np.where(_casts_softmax(p), 4.0, p.activation_bytes)
+    """Gradients of softmax's result and input, for a token, in the layer that runs backward."""
+    each_bytes = np.maximum(p.activation_bytes, 4.0 * _is_cast(p))
     return 2.0 * (1.0 - p.fused_kernels) * each_bytes * _n_scores(p)
 
 
-def _casts_softmax(p: Plans) -> NDArray[np.bool_]:
-    is_cast = p.gated_mlp * (1.0 - p.expert_biases) * np.less(p.activation_bytes, 4)
-    return np.asarray(is_cast > 0)
+def _is_cast(p: Plans) -> Column:
+    """1 where softmax is computed in 32 bits beside layers in 16, else 0."""
+    return p.gated_mlp * (1.0 - p.expert_biases) * np.less(p.activation_bytes, 4)
 
 
 def _n_scores(p: Plans) -> Column:
