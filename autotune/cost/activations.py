@@ -240,7 +240,7 @@ def _score_bytes(p: Plans) -> Column:
 def _score_gradient_bytes(p: Plans) -> Column:
     """Gradients of softmax's result and input, for a token, in the layer that runs backward."""
     each_bytes = np.maximum(p.activation_bytes, 4.0 * _is_cast(p))
-    return 2.0 * (1.0 - p.fused_kernels) * each_bytes * _n_scores(p)
+    return 2.0 * p.gated_mlp * (1.0 - p.fused_kernels) * each_bytes * _n_scores(p)
 
 
 def _is_cast(p: Plans) -> Column:

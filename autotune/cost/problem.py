@@ -76,7 +76,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         **shape_columns(shape),
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
-        **({} if job.finetune is None else _adapters(job.finetune)),
+        **({} if job.finetune is None else _adapters(job.finetune, shape, job.precision)),
     }
 
 
@@ -95,12 +95,17 @@ def packed_columns(embeddings: float, wide_bytes: float) -> dict[str, float]:
     return {"weight_bytes": mean_bytes, "dequantized_bytes": _UNPACKED_BY_KERNEL}
 
 
-def _adapters(lora: Lora) -> dict[str, float]:
-    """Columns of a job's adapters."""
+def _adapters(lora: Lora, shape: ModelShape, precision: str) -> dict[str, float]:
+    """Columns of a job's adapters, and of frozen weights in 4 bits, which go as they lie."""
     targets = lora.target_modules
     names = [targets] if isinstance(targets, str) else targets
     in_mlp = any(name.rpartition(".")[2] not in _ATTENTION_MODULES for name in names)
-    return {"adapters": 1.0, "adapts_mlp": float(in_mlp)}
+    columns = {"adapters": 1.0, "adapts_mlp": float(in_mlp)}
+    if not lora.is_packed:
+        return columns
+    embeddings = (2 - shape.tied_embeddings) * shape.vocab * shape.hidden / shape.n_params_total
+    packed = packed_columns(embeddings, 4.0 if precision == "fp32" else 2.0)
+    return {**columns, **packed, "gather_bytes": packed["weight_bytes"]}
 
 
 def routed_share(model: Model) -> float:

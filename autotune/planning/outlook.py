@@ -33,10 +33,6 @@ from autotune.space.table import Indices
 
 _USUAL_HOST_BYTES = 2.0 * 2**40
 """Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
-_OF_LINKS = (
-    *("nvlink_bytes_per_s", "nvlink_domain", "nvlink_measured"),
-    *("network_bytes_per_s", "network_measured"),
-)
 
 
 class DefaultSearch(NamedTuple):
@@ -153,14 +149,10 @@ class Outlook:
 
     @cached_property
     def links(self) -> Mapping[str, float]:
-        """What forecasts take of the links: rates of a device, one way, and how many are linked.
-
-        Empty where nothing is sent over links of accelerators.
-        """
+        """Columns of the fleet and its links; empty where nothing is sent between accelerators."""
         if self.environment.accelerator == "cpu" or self.job.world == 1:
             return {}
-        columns = fleet_columns(self.job, self.environment, self.table) | self.wishes.links()
-        return {name: columns[name] for name in _OF_LINKS}
+        return fleet_columns(self.job, self.environment, self.table) | self.wishes.links()
 
     @property
     def length_doubt(self) -> str:

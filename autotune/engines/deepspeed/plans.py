@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.plans import Column, Plans, Recompute, Tier
-from autotune.cost.problem import (
-    fleet_columns,
-    model_columns,
-    packed_columns,
-    unseen_model_columns,
-)
+from autotune.cost.problem import fleet_columns, model_columns, unseen_model_columns
 from autotune.cost.traits import FRAMEWORKS, GROWING_SEGMENTS
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
@@ -92,6 +87,7 @@ def plans_of(
         )
     columns = {
         **_ENGINE,
+        **_dtypes(rows),
         **model,
         **rows.alike(
             lambda c: (c.world, rows.precision(c)),
@@ -99,7 +95,6 @@ def plans_of(
         ),
         **_lengths(rows),
         **_layout(rows),
-        **_dtypes(rows),
         **_recompute_and_offload(rows),
         **_zero(rows),
         **_kernels(rows),
@@ -251,18 +246,7 @@ def _dtypes(rows: _Rows) -> dict[str, Any]:
         "grad_bytes": chosen("grad_accum_dtype"),
         "reduce_bytes": chosen("communication_dtype"),
         "optimizer_bytes": keeps_copy * chosen("master_dtype") + moments,
-        **_packed(rows.job),
     }
-
-
-def _packed(job: Job) -> Mapping[str, float]:
-    """Columns of QLoRA's frozen weights, which stage 3 gathers as they lie; empty without."""
-    shape = job.model.shape
-    if job.finetune is None or not job.finetune.is_packed:
-        return {}
-    embeddings = (2 - shape.tied_embeddings) * shape.vocab * shape.hidden
-    packed = packed_columns(embeddings / shape.n_params_total, _BYTES[job.precision])
-    return {**packed, "gather_bytes": packed["weight_bytes"]}
 
 
 def _n_moments(job: Job) -> int:
