@@ -277,7 +277,8 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
         JobError: No file can be made for what is searched.
     """
     if why := session.engine.no_files():
-        raise JobError(why, f"search by {flag('engine')} deepspeed; `autotune plan` ranks them")
+        instead = f"search by another {flag('engine')}, or a script of your own"
+        raise JobError(why, f"{instead}; `autotune plan` ranks them")
     history = History() if fresh else session.history_to_resume()
     return make_plan(session, history, prospect)
 

@@ -121,13 +121,14 @@ def _beyond(session: Session, found: Prospect, lessons: Sequence[Lesson]) -> Pro
     )
     try:
         there = replace(there, lattice=lattice_of(there.engine))
-        there, predicted, _, choices = legal_rows(there, top=1)
+        rows = legal_rows(there, top=1)
     except AutotuneError:
         return found
-    first = int(choices.firsts[0])
-    wider = OtherJob.of_row("", there, there.lattice.candidates[first], predicted, first)
+    there, first = rows.outlook, int(rows.choices.firsts[0])
+    candidate = there.lattice.candidates[first]
+    wider = OtherJob.of_row("", there, candidate, rows.prediction, first)
     gain = wider.speedup(session.job, found.fastest_step_s)
-    if wider.fit_probability < choices.min_fit or (found.n_fit and gain <= TIE):
+    if wider.fit_probability < rows.choices.min_fit or (found.n_fit and gain <= TIE):
         return found
     found = replace(found, plan_fit=wider.fit_probability)
     return replace(found, plan_gain=gain, plan_first=wider.described)

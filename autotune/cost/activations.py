@@ -83,7 +83,7 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
         gradients = p.activation_bytes * s.tokens * gradients
         again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept_bytes)
-        again = again + s.tokens * _tile_bytes(p, s, kind)
+        again = again + s.tokens * (_tile_bytes(p, s, kind) + _score_gradient_bytes(p))
         # A model may have no layer of this kind, beside others in the same columns that do.
         exists = np.greater(layers, 0)
         # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
@@ -232,11 +232,25 @@ def _score_bytes(p: Plans) -> Column:
     for GPT-OSS, whose experts have biases. Source: transformers, models/llama/modeling_llama.py
     and models/gpt_oss/modeling_gpt_oss.py (eager_attention_forward).
     """
-    is_written = np.equal(p.flash_attention, 0)
     each_bytes = p.activation_bytes + p.has_dropout * (1.0 + p.activation_bytes)
-    is_cast = p.gated_mlp * (1.0 - p.expert_biases) * np.less(p.activation_bytes, 4)
-    each_bytes = each_bytes + 4.0 * (1.0 - p.fused_kernels) * is_cast
-    return is_written * each_bytes * p.n_heads * p.seq_len / p.tp
+    each_bytes = each_bytes + 4.0 * (1.0 - p.fused_kernels) * _is_cast(p)
+    return each_bytes * _n_scores(p)
+
+
+def _score_gradient_bytes(p: Plans) -> Column:
+    """Gradients of softmax's result and input, for a token, in the layer that runs backward."""
+    each_bytes = np.maximum(p.activation_bytes, 4.0 * _is_cast(p))
+    return 2.0 * p.gated_mlp * (1.0 - p.fused_kernels) * each_bytes * _n_scores(p)
+
+
+def _is_cast(p: Plans) -> Column:
+    """1 where softmax is computed in 32 bits beside layers in 16, else 0."""
+    return p.gated_mlp * (1.0 - p.expert_biases) * np.less(p.activation_bytes, 4)
+
+
+def _n_scores(p: Plans) -> Column:
+    """Scores of a token that are written."""
+    return np.equal(p.flash_attention, 0) * p.n_heads * p.seq_len / p.tp
 
 
 def _written_inner_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:

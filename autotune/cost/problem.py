@@ -39,6 +39,12 @@ _ATTENTION_MODULES = {
     *("c_attn", "query_key_value", "query", "key", "value", "dense"),
 }
 """Names of attention's projections in Hugging Face's families."""
+_PACKED_BYTES = 0.52
+"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
+(arXiv:2305.14314), section 3."""
+_UNPACKED_BY_KERNEL = 2.5
+"""Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
+csrc/kernels.cu, kDequantizeBlockwise."""
 
 
 _WITHOUT_DROPOUT = 0.7
@@ -76,7 +82,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         **shape_columns(shape),
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
-        **({} if job.finetune is None else _adapters(job.finetune)),
+        **({} if job.finetune is None else _adapters(job.finetune, shape, job.precision)),
     }
 
 
@@ -86,12 +92,27 @@ def shape_columns(shape: ModelShape) -> dict[str, float]:
     return {"head_dim": head_dim} | {n: float(getattr(shape, n)) for n in _SHAPE_COLUMNS}
 
 
-def _adapters(lora: Lora) -> dict[str, float]:
-    """Columns of a job's adapters."""
+def packed_columns(embeddings: float, wide_bytes: float) -> dict[str, float]:
+    """Columns of frozen weights in 4 bits, of which a share are embeddings, which stay wide.
+
+    bitsandbytes and GPTQ quantise linear layers alone.
+    """
+    mean_bytes = (1.0 - embeddings) * _PACKED_BYTES + embeddings * wide_bytes
+    return {"weight_bytes": mean_bytes, "dequantized_bytes": _UNPACKED_BY_KERNEL}
+
+
+def _adapters(lora: Lora, shape: ModelShape, precision: str) -> dict[str, float]:
+    """Columns of a job's adapters, and of frozen weights in 4 bits, which go as they lie."""
     targets = lora.target_modules
     names = [targets] if isinstance(targets, str) else targets
     in_mlp = any(name.rpartition(".")[2] not in _ATTENTION_MODULES for name in names)
-    return {"adapters": 1.0 if lora.dropout else _WITHOUT_DROPOUT, "adapts_mlp": float(in_mlp)}
+    adapters = 1.0 if lora.dropout else _WITHOUT_DROPOUT
+    columns = {"adapters": adapters, "adapts_mlp": float(in_mlp)}
+    if not lora.is_packed:
+        return columns
+    embeddings = (2 - shape.tied_embeddings) * shape.vocab * shape.hidden / shape.n_params_total
+    packed = packed_columns(embeddings, 4.0 if precision == "fp32" else 2.0)
+    return {**columns, **packed, "gather_bytes": packed["weight_bytes"]}
 
 
 def routed_share(model: Model) -> float:

@@ -3,16 +3,11 @@
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
-from autotune.cost.row_model import count_params, embedding_params, layer_params
+from autotune.cost.problem import packed_columns
+from autotune.cost.row_model import count_params, embedding_params
 from autotune.cost.traits import Traits
 
 _TASKS = ("full", "lora", "qlora")
-_QLORA_BYTES = 0.52
-"""Bytes of a frozen weight in 4 bits with its scales. Source: Dettmers et al., QLoRA
-(arXiv:2305.14314), section 3."""
-_UNPACKED_BY_KERNEL = 2.5
-"""Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
-csrc/kernels.cu, kDequantizeBlockwise."""
 _USUAL_RANK = 16.0
 """Rank of adapters, where a row does not say it."""
 
@@ -21,9 +16,6 @@ def adapter_columns(
     cells: Cells, traits: Traits, columns: Mapping[str, float], precision: str
 ) -> dict[str, float]:
     """Columns of the adapters, and of the frozen weights beside them; empty without any.
-
-    Weights of 4 bits leave embeddings as they are: bitsandbytes and GPTQ quantise linear layers
-    alone.
 
     Raises:
         RowError: A word is not known.
@@ -36,23 +28,22 @@ def adapter_columns(
     if adapts_mlp is None:
         adapts_mlp = 1.0
         cells.assume("adapters", "on all linear layers")
-    layers, embeddings = layer_params(columns) * columns["n_layers"], embedding_params(columns)
     adapted = rank * columns["n_layers"] * _widths(columns, adapts_mlp)
     share = min(1.0, adapted / count_params(columns))
     frozen = columns.get("activation_bytes", 2.0)
     if precision in ("fp8", "fp4"):
         frozen = 1.0
         cells.assume("weight_bytes", 1, "frozen weights lie in fp8")
-    unpacked = {}
+    packed: dict[str, float] = {}
     if task == "qlora":
-        frozen = (_QLORA_BYTES * layers + frozen * embeddings) / count_params(columns)
-        unpacked = {"dequantized_bytes": _UNPACKED_BY_KERNEL}
+        packed = packed_columns(embedding_params(columns) / count_params(columns), frozen)
+        frozen = packed["weight_bytes"]
     return {
         "adapters": traits.adapters,
         "adapts_mlp": adapts_mlp,
         "trained_share": share,
+        **packed,
         "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
-        **unpacked,
         **traits.adapter_columns,
     }
 

@@ -26,7 +26,7 @@ from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import changing_knobs, describe_candidate
-from autotune.space.rows import CandidateRows, answers_of
+from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
 from autotune.space.space_file import Space, load_space
 
@@ -163,7 +163,7 @@ class Engine(ABC):
             RenderError: A template or the base configuration does not render.
         """
 
-    def refused_rows(self, rows: CandidateRows) -> Mapping[str, NDArray[np.bool_]] | None:
+    def refused_rows(self, rows: Sequence[Candidate]) -> Mapping[str, NDArray[np.bool_]] | None:
         """Rule -> the candidates of a grid that it refuses, all judged at once.
 
         None: the rules judge candidates one by one.

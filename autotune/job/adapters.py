@@ -1,9 +1,8 @@
 """Parameter-efficient fine-tuning: which weights are frozen, and what is trained instead."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -29,12 +28,15 @@ class Lora:
     """`all-linear`, or ends of the names of the modules that get adapters."""
     dropout: float
     """Share of the adapters' inputs that is dropped (0 to below 1); 0 for none."""
+    is_packed: bool = False
+    """Whether the frozen weights of the layers lie in 4 bits (QLoRA): that is forecast alone."""
 
     def as_source(self) -> dict[str, Any]:
         """`TrialSpec.model["lora"]`."""
         targets = self.target_modules
         spelled = targets if isinstance(targets, str) else list(targets)
-        return {**dataclasses.asdict(self), "target_modules": spelled}
+        adapters = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
+        return {**adapters, "target_modules": spelled}
 
 
 def _targets(value: Any) -> str | tuple[str, ...]:
@@ -50,9 +52,8 @@ class FinetuneFile(BaseModel):
     """The job's `finetune` section."""
 
     model_config = ConfigDict(extra="forbid")
-    ELSEWHERE: ClassVar = "QLoRA: a row of `estimate --rows` with task qlora; "
 
-    method: Literal["lora"]
+    method: Literal["lora", "qlora"]
     rank: int = Field(default=16, ge=1, le=MAX_RANK)
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_targets)] = ALL_LINEAR
@@ -65,7 +66,8 @@ class FinetuneFile(BaseModel):
     def lora(self) -> Lora:
         """With its defaults filled in: alpha is twice the rank, so that the scale is 2."""
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
-        return Lora(**{**self.model_dump(exclude={"method"}), "alpha": alpha})
+        known = self.model_dump(exclude={"method"})
+        return Lora(**{**known, "alpha": alpha}, is_packed=self.method == "qlora")
 
 
 def with_rank(finetune: Any, rank: int) -> Any:

@@ -866,12 +866,12 @@ def _fix(
 
 
 def _section_fix(item: Mapping[str, Any]) -> str:
-    """The keys of a section, and where else to look for what it has not; before another fix."""
+    """The keys of a section; before another fix."""
     name, field = str(item["loc"][0]), str(item["loc"][-1])
     kinds = get_args(JobFile.model_fields[name].annotation)
     section: Any = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
     if section is None or item["type"] not in ("extra_forbidden", "literal_error"):
         return ""
-    known, elsewhere = list(section.model_fields), getattr(section, "ELSEWHERE", "")
+    known = list(section.model_fields)
     guess = did_you_mean(field, known, most=1) if field not in known else ""
-    return f"{guess}known keys of {name}: {', '.join(known)}; {elsewhere}"
+    return f"{guess}known keys of {name}: {', '.join(known)}; "

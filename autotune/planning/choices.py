@@ -16,8 +16,9 @@ CHANCES = (0.75, 0.5)
 """Probabilities to fit of which a plan names the fastest, below `MIN_FIT`: no cliff is there."""
 PROBABLE = CHANCES[-1]
 """A candidate that fits at least as likely as not probably fits."""
-_LIKELY = 0.65
-"""Probability to fit from which on a plain layout beats one that needs the host or is exotic."""
+_LIKELY = 2 / 3
+"""Probability to fit from which on a plain layout beats one that needs the host or is exotic: it
+fits twice as likely as not."""
 LONG_TOKENS = 16_384
 """Tokens of a sequence from which on ranks share one for a reason; below, it is exotic."""
 TIE = 1.03
@@ -219,8 +220,8 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
     It is that of the choices, or a smaller one at which the fastest is so much faster that the
     chance is worth it, as of `ranked`, and some of the prediction's error too. An unproven row is
     no reason. Beside a first row that needs the host or is exotic, a plainer one that likely fits
-    is worth any gain. Where a baseline that probably fits is faster than the first row, no more
-    is asked than it has.
+    is worth any gain. Where a baseline that probably fits is faster than the first row, it is that
+    of the row that is no slower than it and most worth its chance.
     """
     fit, times_s = found.fit_probability, found.step_time_s
     first, wanted = int(choices.firsts[0]), choices.min_fit
@@ -232,15 +233,18 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
         if is_proven and gain * (fit[index] / fit[first]) ** 2 >= _WORTH:
             first, wanted = index, chance
     strain, uses_host = strain_of(found.plans), _uses_host(found.plans)
+    rows = choices.firsts[choices.like_first(choices.firsts)]
     if uses_host[first] or strain[first] >= _EXOTIC:
-        rows = choices.firsts[choices.like_first(choices.firsts)]
         is_plainer = ~uses_host & (strain < min(strain[first], _EXOTIC))
         is_worth = is_plainer & (fit >= _LIKELY) & (times_s * TIE < times_s[first])
         first = next((int(row) for row in rows if is_worth[row]), first)
         wanted = min(wanted, np.floor(20 * fit[first]) / 20)  # down to a twentieth
     if baseline is not None and baseline.step_time_s[0] * TIE < times_s[first]:
-        chance = np.floor(20 * baseline.fit_probability[0]) / 20
-        wanted = min(wanted, chance) if chance >= PROBABLE else wanted
+        is_worth = (times_s <= baseline.step_time_s[0]) & (fit >= PROBABLE) & (strain < _EXOTIC)
+        as_fast = rows[is_worth[rows] & (baseline.fit_probability[0] >= PROBABLE)]
+        if len(as_fast):
+            chance = fit[as_fast[np.argmax(fit[as_fast] ** 2 / times_s[as_fast])]]
+            wanted = min(wanted, np.floor(20 * chance) / 20)
     return float(wanted)
 
 

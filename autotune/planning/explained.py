@@ -175,8 +175,9 @@ def explain_candidate(
     """
     one = estimate_candidate(outlook, settings)
     candidate, prediction = one.candidate, one.prediction
-    outlook, found, _, legal = legal_rows(outlook, min_fit=min_fit)
-    min_fit, candidates = legal.min_fit, outlook.lattice.candidates
+    legal = legal_rows(outlook, min_fit=min_fit)
+    outlook, found, min_fit = legal.outlook, legal.prediction, legal.choices.min_fit
+    candidates = outlook.lattice.candidates
     is_in = not one.violations and candidate in candidates
     index = candidates.index(candidate) if is_in else None
     # Outside the lattice it is ranked behind its equals.

@@ -17,7 +17,7 @@ from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
 from autotune.cost.errors import Margin, errors_of
 from autotune.cost.knowledge import Lesson
-from autotune.cost.problem import accelerator_of, situation_of
+from autotune.cost.problem import accelerator_of, fleet_columns, situation_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, named_accelerator
 from autotune.devices.hardware import HOST_SHARE, Environment, usable_memory_bytes
 from autotune.engines.base import Engine, bind_engine
@@ -146,6 +146,13 @@ class Outlook:
             return int(usable_memory_bytes() * HOST_SHARE)
         accelerator = accelerator_of(self.environment, self.table)
         return int(accelerator.host_memory_bytes or _USUAL_HOST_BYTES)
+
+    @cached_property
+    def links(self) -> Mapping[str, float]:
+        """Columns of the fleet and its links; empty where nothing is sent between accelerators."""
+        if self.environment.accelerator == "cpu" or self.job.world == 1:
+            return {}
+        return fleet_columns(self.job, self.environment, self.table) | self.wishes.links()
 
     @property
     def length_doubt(self) -> str:

@@ -19,7 +19,6 @@ from autotune.cost.errors import Margin
 from autotune.cost.problem import accelerator_of, topology_of
 from autotune.devices.hardware import Environment
 from autotune.devices.topology import TOPOLOGY_KEYS, Topology, changed
-from autotune.engines.base import Engine
 from autotune.job.job import PLAN_SPACE, Job, keys_of
 from autotune.planning.choices import (
     MIN_FIT,
@@ -65,22 +64,45 @@ class Variant:
     """Price of the best there; None: that of such an accelerator is not given."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictedBaseline:
+    """A configuration to begin with, mostly the user's own, and what is predicted of it."""
+
+    described: str
+    candidate: Candidate
+    prediction: Prediction
+    reach: Margin
+    """How far measured figures may be from it."""
+    path: str = ""
+    """Empty: it is none of the user's."""
+    notes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys or arguments that no knob carries: what the user gave, and what is predicted with."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranking:
-    """The candidates of a lattice, ranked without a trial."""
+class LegalRows:
+    """The rows of a plan, of which all that it names is legal."""
 
     outlook: Outlook
     """The job on its fleet, and the candidates, of which the rules have judged those that a plan
     names."""
     prediction: Prediction
+    reach: Margin
+    """How far measured figures may be from the predicted ones, by candidate."""
     choices: Choices
     """The candidates as rows: what differs little is one choice."""
+    baseline: PredictedBaseline | None
+    """The user's baseline, or the one that a search would probably find; None: nothing fits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranking(LegalRows):
+    """The candidates of a lattice, ranked without a trial."""
+
     on_front: frozenset[int]
     """Indices of those that no other beats in time and memory both."""
     is_min_fit_lowered: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
-    reach: Margin
-    """How far measured figures may be from the predicted ones, by candidate."""
     variants: tuple[Variant, ...]
     probable: Mapping[int, float] = field(default_factory=dict)
     """Candidates that only probably fit and are faster than all that do more surely -> the
@@ -95,8 +117,6 @@ class Ranking:
     other_batch: OtherJob | None = None
     """The job with the nearest global batch that all ranks can share as data; None: it would gain
     nothing."""
-    baseline: "PredictedBaseline | None" = None
-    """None: the user named no configuration of their own."""
     spread_experts: tuple[OtherJob, ...] = ()
     """What trains a mixture of experts much faster than ranks that gather all of them, or else
     the fastest that spreads them."""
@@ -153,21 +173,6 @@ class Ranking:
         return int((self.prediction.fit_probability >= self.min_fit).sum())
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedBaseline:
-    """A configuration to begin with, mostly the user's own, and what is predicted of it."""
-
-    path: str
-    """Empty: it is none of the user's."""
-    described: str
-    candidate: Candidate
-    prediction: Prediction
-    reach: Margin
-    """How far measured figures may be from it."""
-    notes: Mapping[str, tuple[Any, ...]]
-    """Keys or arguments that no knob carries: what the user gave, and what is predicted with."""
-
-
 def rank_lattice(
     outlook: Outlook,
     *,
@@ -185,17 +190,15 @@ def rank_lattice(
     """
     for wish in what_if:  # a wrong one is said before anything is ranked
         _elsewhere(outlook, wish)
-    outlook, found, reach, choices = legal_rows(outlook, min_fit=min_fit, top=top)
+    rows = legal_rows(outlook, min_fit=min_fit, top=top)
+    outlook, found, choices = rows.outlook, rows.prediction, rows.choices
     candidates, asked, min_fit = outlook.lattice.candidates, min_fit, choices.min_fit
     best = int(choices.order[0])
     best_s = float(found.step_time_s[best])
     return Ranking(
-        outlook=outlook,
-        prediction=found,
-        choices=choices,
+        **vars(rows),
         on_front=_front(found, choices, min_fit),
         is_min_fit_lowered=asked is None and min_fit < MIN_FIT,
-        reach=reach,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
         otherwise=_otherwise(outlook, found, choices, min_fit=min_fit),
@@ -205,7 +208,6 @@ def rank_lattice(
             else ways_to_fit(outlook, found, min_fit=min_fit)
         ),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
-        baseline=None if outlook.job.baseline is None else baseline_of(outlook),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
     )
@@ -220,30 +222,32 @@ def planned_lattice(job: Job, environment: Environment, lattice: Lattice) -> Lat
         return lattice
     outlook = Outlook(job=job, environment=environment, wishes=FleetWishes(), lattice=lattice)
     with suppress(AutotuneError):
-        outlook, *_ = legal_rows(outlook)
+        outlook, *_ = _that_may_fit(outlook, MIN_FIT)
     return outlook.lattice
 
 
-def legal_rows(
-    outlook: Outlook, *, min_fit: float | None = None, top: int = TOP
-) -> tuple[Outlook, Prediction, Margin, Choices]:
-    """The rows of a plan, of which all that it names is legal.
-
-    What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
-    the others are ranked again, and where that goes on ever more rows are judged at a time.
-    Without a `min_fit` it is `MIN_FIT`, or less where that is worth it.
-
-    Returns:
-        The outlook without what was refused, and what is predicted of its lattice.
-    """
-    is_open, min_fit = min_fit is None, MIN_FIT if min_fit is None else min_fit
+def _that_may_fit(outlook: Outlook, min_fit: float) -> tuple[Outlook, Prediction, Margin]:
+    """What is predicted of the candidates, with layouts that save memory where no other fits."""
     found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
     if outlook.lattice.is_laid_out and not (found.fit_probability >= min_fit).any():
         smaller = outlook.engine.layouts(saves_memory=True)
         if smaller is not None:
             outlook = dataclasses.replace(outlook, lattice=laid(smaller, outlook.engine))
             found, reach = outlook.predict_plans(outlook.plans(smaller))
-    rounds = 0
+    return outlook, found, reach
+
+
+def legal_rows(outlook: Outlook, *, min_fit: float | None = None, top: int = TOP) -> LegalRows:
+    """The rows of a plan, of which all that it names is legal.
+
+    What is predicted ranks the candidates, legal or not. The rules judge what the plan would name;
+    the others are ranked again, and where that goes on ever more rows are judged at a time.
+    Without a `min_fit` it is `MIN_FIT`, or less where that is worth it. The outlook returned is
+    without what was refused.
+    """
+    is_open, min_fit = min_fit is None, MIN_FIT if min_fit is None else min_fit
+    outlook, found, reach = _that_may_fit(outlook, min_fit)
+    baseline, rounds = baseline_of(outlook), 0
     while True:
         lattice = outlook.lattice
         setbacks = outlook.setbacks(lattice.candidates)
@@ -252,9 +256,15 @@ def legal_rows(
         top *= 2 if rounds > _PATIENT_ROUNDS else 1
         wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
         if lattice.is_counted or all([lattice.is_legal(place) for place in wanted]):
-            worth = worthwhile_fit(found, choices, _baseline(outlook)) if is_open else min_fit
+            worth = worthwhile_fit(found, choices, _forecast(baseline)) if is_open else min_fit
             if worth == min_fit:
-                return outlook, found, reach, choices
+                return LegalRows(
+                    outlook=outlook,
+                    prediction=found,
+                    reach=reach,
+                    choices=choices,
+                    baseline=baseline,
+                )
             is_open, min_fit = False, worth
             continue
         lattice, left = lattice.without_refused()
@@ -334,24 +344,8 @@ def _spread_experts(
     return tuple(much) or tuple(sorted(spread, key=lambda other: other.step_time_s)[:1])
 
 
-def predict_baseline(
-    outlook: Outlook, engine: Engine, candidate: Candidate, *, path: str = ""
-) -> "PredictedBaseline":
-    """What is predicted of a baseline, by the engine that has the other keys of its file."""
-    found, reach = outlook.predict_plans(outlook.on_fleet(engine.plans([candidate])))
-    return PredictedBaseline(
-        path=path,
-        described=engine.describe(candidate),
-        candidate=candidate,
-        prediction=found,
-        reach=reach,
-        notes={n: tuple(pair) for n, pair in engine.overridden(candidate).items() if path},
-    )
-
-
-def _baseline(outlook: Outlook) -> Prediction | None:
-    found = baseline_of(outlook)
-    return None if found is None else found.prediction
+def _forecast(baseline: PredictedBaseline | None) -> Prediction | None:
+    return None if baseline is None else baseline.prediction
 
 
 def baseline_of(outlook: Outlook) -> PredictedBaseline | None:
@@ -359,15 +353,29 @@ def baseline_of(outlook: Outlook) -> PredictedBaseline | None:
 
     That is the first legal candidate of the engine's ladder that probably fits; None: none does.
     """
-    engine = outlook.engine
     if (path := outlook.job.baseline) is not None:
-        return predict_baseline(outlook, *engine.baseline(path), path=str(path))
-    for rung in engine.ladder():
-        legal = [candidate for candidate in rung if not engine.judge(candidate)]
-        fits = outlook.predict(legal).fit_probability if legal else ()
-        for candidate, chance in zip(reversed(legal), reversed(fits), strict=True):
-            if chance >= PROBABLE:
-                return predict_baseline(outlook, engine, candidate)
+        engine, candidate = outlook.engine.baseline(path)  # with the other keys of its file
+        found, reach = outlook.predict_plans(outlook.on_fleet(engine.plans([candidate])))
+        return PredictedBaseline(
+            path=str(path),
+            described=engine.describe(candidate),
+            candidate=candidate,
+            prediction=found,
+            reach=reach,
+            notes={n: tuple(pair) for n, pair in engine.overridden(candidate).items()},
+        )
+    engine = outlook.engine
+    for rung in filter(None, engine.ladder()):
+        found, reach = outlook.predict_plans(outlook.plans(rung))
+        fitting = np.flatnonzero(found.fit_probability >= PROBABLE)
+        for row in reversed(fitting.tolist()):
+            if not engine.judge(candidate := rung[row]):
+                return PredictedBaseline(
+                    described=engine.describe(candidate),
+                    candidate=candidate,
+                    prediction=found.take(np.array([row])),
+                    reach=reach.take(np.array([row])),
+                )
     return None
 
 
@@ -394,7 +402,7 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -
     setbacks = other.setbacks(outlook.lattice.candidates)
     if min_fit is None:
         choices = choices_of(found, setbacks, min_fit=MIN_FIT, splits=outlook.is_space_named)
-        min_fit = worthwhile_fit(found, choices, _baseline(other))
+        min_fit = worthwhile_fit(found, choices, _forecast(baseline_of(other)))
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(

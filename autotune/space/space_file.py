@@ -105,7 +105,7 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
             is one of another engine.
     """
     where = str(path)
-    data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
+    data = read_yaml(path, hint="write name, description and knobs, as of `autotune knobs`")
     file = _validated(SpaceFile, data, where)
     if engine and file.engine not in (None, engine):
         raise JobError.of("space.other_engine", where=where, file=file, engine=engine)

@@ -27,7 +27,7 @@ from autotune.report.candidates.explained import (
     print_estimate,
     print_explained,
 )
-from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
+from autotune.report.candidates.ranking import parts_of, print_ranking, ranking_as_dict
 from tests.cases import data_beside
 from tests.command_line import autotune
 from tests.jobs import own_accelerator
@@ -136,6 +136,13 @@ def test_slower_links_and_lesser_devices_are_slower(outlook):
     assert other.step_time_s > best_s
     assert small.same_fit_probability < found.prediction.fit_probability[found.order[0]]
     assert slow.change == "bandwidth=10Gbps"
+    assert outlook.links["network_bytes_per_s"] == 50e9
+    described = FleetWishes(gpu="H100", network="100Gbps")
+    text = printed(print_ranking, rank_lattice(open_outlook(None, FLAGS, described)), top=1)
+    assert "12.5 GB/s per accelerator beyond them, one way, as in the vendor's" in " ".join(
+        text.split()
+    )
+    assert "own system: --nvlink says what yours has" in " ".join(text.split())
 
 
 def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
@@ -558,3 +565,23 @@ def test_where_nobody_names_a_model_it_is_noted(tmp_path):
     assert expected in said("plan", "--job", "job.yaml")
     (tmp_path / "job.yaml").write_text("model: gpt2\nseq_len: 64\nglobal_batch: 8\nworld: 2\n")
     assert "built-in" not in said("plan", "--job", "job.yaml")
+
+
+def test_qlora_is_forecast_alone(tmp_path):
+    keys = {"model": "llama-3-8b", "seq_len": 2048, "global_batch": 16, "world": 4}
+    gpu, settings = FleetWishes(gpu="A100-80GB"), ["zero.stage=2", "micro_batch=1"]
+    found = {}
+    for method in ("lora", "qlora"):
+        job = tmp_path / f"{method}.yaml"
+        job.write_text(f"finetune: {{method: {method}}}\n")
+        outlook = open_outlook(JobText.read(job), keys, gpu)
+        found[method] = estimate_candidate(outlook, settings)
+    parts = {name: parts_of(one.prediction, 0)[1] for name, one in found.items()}
+    # 0.52 bytes of a weight in place of 2, but for the embeddings of 13% of them.
+    assert 0.3 < parts["qlora"]["parameters"] / parts["lora"]["parameters"] < 0.45
+    assert found["qlora"].step_time_s > found["lora"].step_time_s, "weights are unpacked"
+    packed = found["qlora"]
+    assert "in 4 bits (QLoRA)" in printed(print_estimate, packed)
+    assert "bitsandbytes" in packed.outlook.needs(packed.candidate)
+    with pytest.raises(JobError, match="qlora"):
+        packed.outlook.engine.files(packed.candidate)

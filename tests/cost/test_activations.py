@@ -66,20 +66,22 @@ def test_scores_are_as_wide_as_the_layers_compute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "each_bytes"),
+    ("changes", "each_bytes", "running_bytes"),
     [
-        ({}, 6),
-        ({"fused_kernels": 1.0}, 2),
-        ({"activation_bytes": 4.0}, 4),
-        ({"expert_biases": 1.0}, 2),  # GPT-OSS
+        ({}, 6, 8),
+        ({"fused_kernels": 1.0}, 2, 0),
+        ({"activation_bytes": 4.0}, 4, 8),
+        ({"expert_biases": 1.0}, 2, 4),  # GPT-OSS
     ],
 )
 def test_a_softmax_of_hugging_face_is_kept_in_32_bits_too(
-    changes: dict[str, float], each_bytes: int
+    changes: dict[str, float], each_bytes: int, running_bytes: int
 ) -> None:
     llama = {"gated_mlp": 1.0, "fused_kernels": 0.0, "has_dropout": 0.0, **changes}
-    written, fused = (kept(plans(flash_attention=kind, **llama)) for kind in (0.0, 1.0))
-    assert written - fused == pytest.approx(L * each_bytes * A * S * S)
+    written, fused = (plans(flash_attention=kind, **llama) for kind in (0.0, 1.0))
+    assert kept(written) - kept(fused) == pytest.approx(L * each_bytes * A * S * S)
+    running = [activations_of(p, sizes_of(p)).working_bytes for p in (written, fused)]
+    assert running[0] - running[1] == pytest.approx(running_bytes * A * S * S)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,8 @@ def test_less_than_surely_is_asked_where_that_is_worth_the_chance(ranking, times
         ("offload.optimizer=cpu", (20.0, 0.9), [10.0, 9.5], 0.65),
         ("offload.optimizer=cpu", (20.0, 0.9), [10.0, 9.9], 0.9),  # a tie
         ("tp=2", (20.0, 0.9), [10.0, 9.0], 0.9),  # neither needs the host
-        ("tp=2", (9.0, 0.59), [10.0, 9.0], 0.55),
+        ("tp=2", (9.0, 0.59), [10.0, 9.0], 0.65),  # of the row that is as fast as the baseline
+        ("tp=2", (8.0, 0.59), [10.0, 9.0], 0.9),  # none is
         ("tp=2", (9.0, 0.4), [10.0, 9.0], 0.9),
     ],
 )

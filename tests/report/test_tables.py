@@ -46,6 +46,9 @@ def test_settings_without_room_beside_their_row_stand_below_it() -> None:
         *(["10", "18.8", "to", "20.8", "samples/s", "disturbed"], SETTINGS.split(), ["─" * 40]),
         *(["2", "17.7", "to", "19.6", "samples/s", "baseline"], ["zero.stage=1"]),
     ]
+    stacked = io.StringIO()
+    Console(file=stacked, width=30).print(table)
+    assert stacked.getvalue().splitlines().count("─" * 30) == 1
 
 
 def test_the_next_command_stands_in_one_line_of_its_own() -> None:

@@ -131,11 +131,21 @@ class DeepSpeedEngine(Engine):
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; the release is the one whose rules were asked."""
         extra = {
+            "peft": self._job.finetune is not None,
+            "bitsandbytes": self._is_packed,
             "flash-attn": candidate.get("attention") == "flash_attention_2",
             "deep_ep": candidate.get("ep.dispatch") == "deepep",
             "liger-kernel": candidate.get("tp.loss") == "liger",
         }
         return [*super().needs(candidate), *(name for name, is_used in extra.items() if is_used)]
+
+    @property
+    def _is_packed(self) -> bool:
+        return self._job.finetune is not None and self._job.finetune.is_packed
+
+    def no_files(self) -> str:
+        """QLoRA is forecast alone: the built-in script loads no weights of 4 bits."""
+        return JobError.of("engines.deepspeed.packed").message if self._is_packed else ""
 
     @cached_property
     def _deepep_ranks(self) -> int | None:
@@ -243,6 +253,8 @@ class DeepSpeedEngine(Engine):
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
+        if self._is_packed:
+            raise JobError.of("engines.deepspeed.packed")
         return {CONFIG_FILE: canonical_json(self._render(candidate)[0])}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def plans_of(
         )
     columns = {
         **_ENGINE,
+        **_dtypes(rows),
         **model,
         **rows.alike(
             lambda c: (c.world, rows.precision(c)),
@@ -94,7 +95,6 @@ def plans_of(
         ),
         **_lengths(rows),
         **_layout(rows),
-        **_dtypes(rows),
         **_recompute_and_offload(rows),
         **_zero(rows),
         **_kernels(rows),

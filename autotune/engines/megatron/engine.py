@@ -102,7 +102,6 @@ from autotune.job.lengths import FIXED
 from autotune.job.model_shape import ModelShape
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, describe_candidate, steps_of
-from autotune.space.rows import CandidateRows
 from autotune.space.rule import Violation, judge_by
 from autotune.space.workload import workload_of
 from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
@@ -194,7 +193,7 @@ class MegatronEngine(Engine):
     def judge(self, candidate: Candidate) -> list[Violation]:
         return judge_by(RULES, rows_of(self._task, [candidate]))
 
-    def refused_rows(self, rows: CandidateRows) -> Mapping[str, Truth]:
+    def refused_rows(self, rows: Sequence[Candidate]) -> Mapping[str, Truth]:
         columns = rows_of(self._task, rows)
         return {rule.name: ~rule.holds(columns) for rule in RULES if rule.holds is not None}
 
@@ -357,8 +356,9 @@ class MegatronEngine(Engine):
 
     def ladder(self) -> Iterator[list[Candidate]]:
         """Split as little as memory allows; see `autotune.engines.megatron.baseline`."""
-        for rung in ladder(self._task):
-            yield [candidate for candidate in rung if not self.judge(candidate)]
+        for rung in filter(None, ladder(self._task)):
+            refused = np.logical_or.reduce([*self.refused_rows(rung).values()])
+            yield [rung[place] for place in np.flatnonzero(~refused)]
 
     def baseline(self, path: Path) -> tuple["MegatronEngine", Candidate]:
         """The engine is this one, and says which of the user's arguments do not run as given."""

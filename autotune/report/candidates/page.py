@@ -9,7 +9,7 @@ from autotune.base.templates import Templates, tell
 from autotune.base.units import format_bytes, format_rate, size_unit
 from autotune.cost.errors import LEVEL
 from autotune.planning.ranking import Ranking
-from autotune.report.candidates.ranking import ranking_values
+from autotune.report.candidates.ranking import figures_as_dict, ranking_values
 from autotune.report.page.charts import scatter
 from autotune.report.page.page import page_values
 from autotune.report.page.shapes import Chart, Mark
@@ -65,6 +65,13 @@ def _search(ranking: Ranking) -> tuple[int, float]:
     return n, min(max(ASSUMED_TRIAL_S, usual_s), job.trial_timeout_s)
 
 
+def _forecast(ranking: Ranking, place: int) -> dict[str, Any]:
+    """What a mark tells of a candidate that is no row."""
+    candidate, found = ranking.candidates[place], ranking.prediction
+    figures = figures_as_dict(ranking.outlook, candidate, found, place, ranking.reach)
+    return {**figures, "described": ranking.described(place)}
+
+
 def _layouts(
     ranking: Ranking, rows: Sequence[Mapping[str, Any]], way: Mapping[str, Any] | None
 ) -> Chart:
@@ -91,16 +98,18 @@ def _layouts(
         for row in rows[1:]
     ]
     marks += [mark("baseline", way)] if way and way["changes"] else []
+    shown = {int(ranking.choices.firsts[row["rank"] - 1]) for row in rows}
+    on_front = {
+        place: mark("candidate", _forecast(ranking, place))
+        for place in sorted(ranking.on_front, key=lambda place: found.peak_memory_bytes[place])
+    }
+    marks += [one for place, one in on_front.items() if place not in shown]
     n_changing = sum(bool(row["changes_training"]) for row in rows)
-    front = [
-        (found.peak_memory_bytes[place] / unit_bytes, batch / found.step_time_s[place])
-        for place in ranking.on_front
-    ]
     return scatter(
         "layouts",
         [*marks, mark("best", rows[0])],
         _WORDS,
-        front=sorted(front),
+        front=[(one.x, one.y) for one in on_front.values()],
         limits=[allowed_bytes / unit_bytes],
         caption={
             **{"limit_bytes": allowed_bytes, "level": LEVEL},

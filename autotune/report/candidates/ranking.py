@@ -24,7 +24,7 @@ from autotune.planning.lattice import even_shares
 from autotune.planning.learned import Learned
 from autotune.planning.other_job import OtherJob
 from autotune.planning.outlook import Outlook
-from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking, baseline_of
+from autotune.planning.ranking import LEAST_GAIN_ELSEWHERE, Ranking
 from autotune.record.table import product_precision
 from autotune.report.terminal.tables import print_told
 from autotune.space.candidate import Candidate
@@ -71,7 +71,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "ways_to_fit": [_other_as_dict(ranking, way) for way in ranking.ways_to_fit],
         "spread_experts": [_other_as_dict(ranking, other) for other in ranking.spread_experts],
         "other_batch": ranking.other_batch and _other_as_dict(ranking, ranking.other_batch),
-        "baseline": way if ranking.baseline else None,
+        "baseline": way if way and way["is_given"] else None,
         "from_baseline": way,
         "what_if": [
             {**dataclasses.asdict(variant), "best": dict(ranking.candidates[variant.best].values)}
@@ -85,7 +85,7 @@ def way_as_dict(ranking: Ranking) -> dict[str, Any] | None:
 
     None: nothing that a search would begin with is forecast to fit.
     """
-    baseline, first = baseline_of(ranking.outlook), int(ranking.choices.firsts[0])
+    baseline, first = ranking.baseline, int(ranking.choices.firsts[0])
     if baseline is None:
         return None
     candidate, expected = baseline.candidate, baseline.prediction

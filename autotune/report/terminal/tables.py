@@ -98,7 +98,7 @@ class _PlainTable(Table):
             if has_settings and fits_without and not is_narrow:
                 yield from self._with_settings_below(console, options)
             else:
-                yield from self._stacked()
+                yield from self._stacked(options.max_width)
             return
         # What wraps shares the room; those that need least of it get all that they need.
         wanting = sorted(zip(self.columns, sizes, strict=True), key=lambda it: it[1][1] - it[1][0])
@@ -131,9 +131,10 @@ class _PlainTable(Table):
             yield Padding(cell, (0, 0, 0, 2 * _GAP))
             yield from drawn(int(row.end_section))
 
-    def _stacked(self) -> RenderResult:
-        """Each row as lines of a name and its value."""
-        for cells in zip(*(column.cells for column in self.columns), strict=True):
+    def _stacked(self, width: int) -> RenderResult:
+        """Each row as lines of a name and its value; a line parts sections here as well."""
+        of_rows = zip(*(column.cells for column in self.columns), strict=True)
+        for row, cells in zip(self.rows, of_rows, strict=True):
             facts = [
                 (str(column.header), cell)
                 for column, cell in zip(self.columns, cells, strict=True)
@@ -141,7 +142,7 @@ class _PlainTable(Table):
             ]
             if facts:
                 yield _named(facts, min(max(len(name) for name, _ in facts), _WIDEST))
-                yield Text()
+                yield Text("─" * (width if row.end_section else 0))
 
 
 class SettingsCell:
