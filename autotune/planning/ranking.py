@@ -227,9 +227,14 @@ def planned_lattice(job: Job, environment: Environment, lattice: Lattice) -> Lat
 
 
 def _that_may_fit(outlook: Outlook, min_fit: float) -> tuple[Outlook, Prediction, Margin]:
-    """What is predicted of the candidates, with layouts that save memory where no other fits."""
-    found, reach = outlook.predict_plans(outlook.plans(outlook.lattice.candidates))
-    if outlook.lattice.is_laid_out and not (found.fit_probability >= min_fit).any():
+    """What is predicted of the candidates, with layouts that save memory where no other fits.
+
+    One that changes the training is no other.
+    """
+    lattice = outlook.lattice
+    found, reach = outlook.predict_plans(outlook.plans(lattice.candidates))
+    fits = found.fit_probability >= min_fit
+    if lattice.is_laid_out and not (fits & (outlook.setbacks(lattice.candidates) == 0)).any():
         smaller = outlook.engine.layouts(saves_memory=True)
         if smaller is not None:
             outlook = dataclasses.replace(outlook, lattice=laid(smaller, outlook.engine))
