@@ -475,7 +475,7 @@ def test_a_mixture_is_told_that_spread_experts_gain_little(tmp_path):
     space.write_text(f"name: mine\ndescription: few\nknobs:\n{knobs}")
     keys["space"] = str(space)
     # Megatron's layouts are fast where they may fill the device.
-    found = rank_lattice(open_outlook(None, keys, FleetWishes(gpu="H100")), min_fit=0.97)
+    found = rank_lattice(open_outlook(None, keys, FleetWishes(gpu="H100")), min_fit=0.985)
     assert [each.flags for each in found.spread_experts] == ["--engine megatron"]
     assert ranking_as_dict(found, [1])["spread_experts"][0]["speedup"] < 1.3
     text = " ".join(printed(print_ranking, found, top=1).split())
