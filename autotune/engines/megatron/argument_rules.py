@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 from autotune.base.data import table_beside
+from autotune.base.terms import filled
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
@@ -108,7 +109,7 @@ def clash(
         is_checked = not since or is_at_least(launch.release, since)
         if not (is_checked and holds(when, partial(_fact, launch))):
             return None
-        return _VALUE.sub(lambda name: f" {_fact(launch, name[1])}", message), fix
+        return filled(message, partial(_fact, launch)), fix
 
     source = f"{source}: {when.split()[0]}"
     says = f"{_VALUE.sub('', message)}. Fix: {fix}."
