@@ -393,11 +393,8 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = unread or f"say the launch with {flag('launch')}"
-        raise UnknownNameError(
-            f"{asked.path}: names {name!r}, which only the shell knows",
-            f"{why}, or name the ds_config.json itself",
-        )
+        row, why = "only_the_shell_knows", unread or f"say the launch with {flag('launch')}"
+        raise UnknownNameError.of(f"engines.deepspeed.{row}", path=asked.path, name=name, why=why)
     try:
         path = named_path(name, asked.path)
     except RenderError as error:
