@@ -22,9 +22,9 @@ from operator import attrgetter, gt, lt, ne
 from typing import Any
 
 from autotune.base.data import table_beside
-from autotune.base.terms import filled
 from autotune.engines.deepspeed.rules.base import Setup, section_at
-from autotune.space.rule import Choice, Finding, Rule
+from autotune.engines.deepspeed.rules.words import finding_of
+from autotune.space.rule import Finding, Rule
 
 _Read = Callable[[Setup], Any]
 _Condition = tuple[_Read, Sequence[Any], bool]
@@ -112,9 +112,8 @@ def _check(
             if (read(setup) in values) is not is_one:
                 break
         else:
-            put = filled(entries, lambda name: _reader(name)(setup), partial(_note, setup=setup))
-            choices = tuple(Choice(**choice) for choice in put.pop("choices", ()))
-            return Finding(choices=choices, **put)
+            note = partial(_note, setup=setup)
+            return finding_of(entries, lambda name: _reader(name)(setup), note)
     return None
 
 

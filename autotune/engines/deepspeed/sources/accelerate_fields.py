@@ -64,12 +64,7 @@ def _refused(
 ) -> Iterator[tuple[str, str, str]]:
     """Field, why, what to do."""
     if "num_processes" in data and data["num_processes"] is None and ranks is None:
-        yield (
-            "num_processes",
-            "accelerate starts the ranks with its value, and there is none",
-            "set num_processes to the number of devices in the accelerate file, or give "
-            "--num_processes",
-        )
+        yield ("num_processes", *PROGRAMS["accelerate"]["without_ranks"])
     for name in data:
         if name not in TOP_FIELDS:
             move = f"move {name} into deepspeed_config" if name in SECTION_FIELDS else ""
@@ -77,14 +72,12 @@ def _refused(
             yield str(name), "accelerate refuses a field that it does not know", fix
     kind = data.get("distributed_type")
     if kind not in KINDS:
-        near = "" if kind is None else _near(str(kind).upper(), KINDS)
-        yield (
-            "distributed_type",
-            "it is not there, and accelerate refuses a file without it"
-            if kind is None
-            else f"accelerate does not know {kind!r}, it asks for the letters",
-            f"set distributed_type to {near or 'DEEPSPEED'} in the accelerate file",
-        )
+        near = _near(str(kind).upper(), KINDS)
+        why = f"accelerate does not know {kind!r}, it asks for the letters"
+        if kind is None:
+            near, why = "", "it is not there, and accelerate refuses a file without it"
+        fix = f"set distributed_type to {near or 'DEEPSPEED'} in the accelerate file"
+        yield "distributed_type", why, fix
     precision = data.get("mixed_precision")
     if precision is False:
         why = "YAML reads no without quotes as false, which accelerate does not know"

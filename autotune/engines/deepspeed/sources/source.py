@@ -152,7 +152,8 @@ def read_all(
         try:
             return _of_shell(command, path, world=world, given=consumer)
         except NotADsConfigError as error:
-            raise _unread_script(path) from error
+            kind = "a script whose code names no ds_config by a literal"
+            raise _not_followed(path, kind, "unread_script") from error
     if path.suffix == ".args" or is_shell(text, path):
         named = (text, path) if launch is None else (launch, path.parent / LINE)
         return _of_shell(*named, world=world, given=consumer)
@@ -172,15 +173,9 @@ def read_all(
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
-def _unread_script(path: Path) -> NotFollowedError:
-    """The error about a script that names no configuration in a way that is read."""
-    kind = "a script whose code names no ds_config by a literal"
-    hint = (
-        f"name the file that starts it, or what it is given with {flag('launch')}; for a "
-        f"configuration that its code makes, `autotune diagnose -- python {path}` reads the live "
-        "engine"
-    )
-    return NotFollowedError(path, kind, message=f"{path}: is {kind}", hint=hint)
+def _not_followed(path: Path, kind: str, row: str, **facts: Any) -> NotFollowedError:
+    told = JobError.of(f"engines.deepspeed.{row}", path=path, **facts)
+    return NotFollowedError(path, kind, message=told.message, hint=told.hint)
 
 
 def _script_of_arguments(path: Path) -> str:
@@ -303,30 +298,17 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
 def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
-    refuse = partial(NotFollowedError, path, kind)
     for command, line in _lines(shell):
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
+        refuse = partial(_not_followed, path, kind, line=command.line, script=script)
         if line.kind and line.open_words and "deepspeed" in text:
-            return refuse(
-                message=f"{path}: line {command.line} starts {script} with "
-                f"{listed(line.open_words, ', ')}, which only the shell knows",
-                hint=command.unread_because or f"say the launch with {flag('launch')}",
-            )
+            hint = command.unread_because or f"say the launch with {flag('launch')}"
+            return refuse("open_launch", words=listed(line.open_words, ", "), hint=hint)
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
-            return refuse(
-                message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
-                f"(--{min(flags).replace('_', '-')}) without --deepspeed: it trains without "
-                "DeepSpeed",
-                hint="add --deepspeed, and --deepspeed_config with a file",
-            )
+            return refuse("lacks_deepspeed", flag=min(flags).replace("_", "-"))
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            return refuse(
-                message=f"{path}: line {command.line} names no ds_config: if {script} trains with "
-                "DeepSpeed, its code makes the configuration",
-                hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
-                "the configuration is read from the live engine",
-            )
+            return refuse("made_by_code")
         of_megatron = ("pretrain_gpt.py", "--tensor-model-parallel-size")
         if line.kind and any(word.text.endswith(of_megatron) for word in command.words):
             hint = f"add {flag('engine')} megatron"
