@@ -548,8 +548,8 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Pa
     if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
         product = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
         stated = "" if total is None else f", its train_batch_size is {total}"
-        named = {"path": path, "product": product, "stated": stated, "batch": job.global_batch}
-        raise JobError.of("engines.deepspeed.batch_of_a_file", **named)
+        sizes = {"path": path, "product": product, "stated": stated, "batch": job.global_batch}
+        raise JobError.of("engines.deepspeed.batch_of_a_file", **sizes)
     return micro
 
 

@@ -20,7 +20,7 @@ class Misfit(NamedTuple):
     consequence: Consequence | None = None
 
 
-def _misfit(row: str, consequence: Consequence | None = None, **facts: Any) -> Misfit:
+def _misfit(row: str, consequence: Consequence | None = None, /, **facts: Any) -> Misfit:
     rule, *texts = _WORDS[row]
     problem, fix = (text.format(**facts) for text in texts)
     return Misfit(rule, problem, fix, consequence)

@@ -23,8 +23,7 @@ def _recompute_every(setup: Setup) -> Finding | None:
     layers = setup.model.n_layers if setup.model is not None else 0
     if not layers or every <= layers:
         return None
-    told: dict[str, Any] = {
-        "what": "the first layer alone" if setup.pp == 1 else "a whole stage at once"
-    }
-    told |= {"recompute": setup.recompute, "other": "full" if layers == 1 else f"every_{layers}"}
-    return finding("recompute_beyond", every=every, layers=layers, **told)
+    what = "the first layer alone" if setup.pp == 1 else "a whole stage at once"
+    told: dict[str, Any] = {"recompute": setup.recompute, "every": every, "layers": layers}
+    other = "full" if layers == 1 else f"every_{layers}"
+    return finding("recompute_beyond", what=what, other=other, **told)

@@ -44,12 +44,9 @@ def _unsupported(setup: Setup) -> Finding | None:
     if setup.dtype in there:
         return None
     other = next((name for name in ("bf16", "fp16") if name in there), "fp32")
-    told: dict[str, Any] = {
-        "dtype": setup.dtype,
-        "device": setup.environment.device_name,
-        "other": other,
-    }
-    return finding("unsupported_precision", there=", ".join(there), **told)
+    device, known = setup.environment.device_name, ", ".join(there)
+    told: dict[str, Any] = {"dtype": setup.dtype, "device": device}
+    return finding("unsupported_precision", there=known, other=other, **told)
 
 
 @rule("runtime/precision_config.py: _validate_dynamic_loss_scale_params")
