@@ -20,7 +20,8 @@ class Misfit(NamedTuple):
     consequence: Consequence | None = None
 
 
-def _misfit(row: str, consequence: Consequence | None = None, /, **facts: Any) -> Misfit:
+def misfit(row: str, consequence: Consequence | None = None, /, **facts: Any) -> Misfit:
+    """What a row of `misfits.json` says, with facts put in."""
     rule, *texts = _WORDS[row]
     problem, fix = (text.format(**facts) for text in texts)
     return Misfit(rule, problem, fix, consequence)
@@ -38,11 +39,11 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     if ranks.unmet:
         row = "unmet_variables" if launcher in OWN_LAUNCHERS else "unmet"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
-        yield _misfit(row, "raised" if ranks.starter else "may_raise", why=ranks.unmet)
+        yield misfit(row, "raised" if ranks.starter else "may_raise", why=ranks.unmet)
     elif ranks.left_nodes:
-        yield _misfit("left_nodes", nodes=ranks.left_nodes + 1, launcher=launcher)
+        yield misfit("left_nodes", nodes=ranks.left_nodes + 1, launcher=launcher)
     if ranks.unlisted:
-        yield _misfit("unlisted", why=ranks.unlisted)
+        yield misfit("unlisted", why=ranks.unlisted)
         return
     if per_node is None:
         return
@@ -60,7 +61,7 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         yield _too_few(f"the job asks for {format_count(gpus, 'GPU')} a node", gpus, per_node)
     elif visible is None and gpus is not None and per_node < gpus:
         counted = {"ranks": format_count(per_node, "rank"), "asks": format_count(per_node, "GPU")}
-        yield _misfit("idle_devices", gpus=gpus, idle=gpus - per_node, **counted)
+        yield misfit("idle_devices", gpus=gpus, idle=gpus - per_node, **counted)
 
 
 def _tasks(ranks: Ranks, tasks: int, nodes: int | None, counted: str) -> Misfit:
@@ -71,9 +72,9 @@ def _tasks(ranks: Ranks, tasks: int, nodes: int | None, counted: str) -> Misfit:
     on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
     told = f" for {format_count(nodes, 'node')}" if nodes and not ranks.reaches_nodes else ""
     facts = {"on_each": on_each, "launcher": ranks.launcher, "ranks": f"{counted}{told}"}
-    return _misfit(row, tasks=tasks, **facts)
+    return misfit(row, tasks=tasks, **facts)
 
 
 def _too_few(what: str, first: int, per_node: int) -> Misfit:
     ranks = f"rank {first} ends" if first == per_node - 1 else f"ranks from {first} on end"
-    return _misfit("too_few_devices", what=what, per_node=per_node, ranks=ranks, first=first)
+    return misfit("too_few_devices", what=what, per_node=per_node, ranks=ranks, first=first)

@@ -321,14 +321,10 @@ def _unknown_one(
     advice = f"remove {where}" + (", or decide which of the two counts" if is_there else "")
     if is_others and move:
         advice = f"write {target}, or remove {where}"
-    return Finding(
-        message=f"{where} is not a key of DeepSpeed's: {guess}"
-        + (f" ({target} is there already)" if is_there else ""),
-        at=(where,),
-        choices=(*([Choice(**move)] if is_others and move else []), leave),
-        advice="" if move and not is_others else advice,
-        **({} if is_others else move),
-    )
+    guess += f" ({target} is there already)" if is_there else ""
+    choices = (*([Choice(**move)] if is_others and move else []), leave)
+    told = {"where": where, "guess": guess, "way": "" if move and not is_others else advice}
+    return finding("unknown_key", choices=choices, **told, **({} if is_others else move))
 
 
 def _place(path: str) -> str:

@@ -30,7 +30,7 @@ from autotune.engines.deepspeed.sources.script import (
     reads_name,
 )
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
-from autotune.engines.launches.devices import misfits
+from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds, listed
 
@@ -261,7 +261,7 @@ def device_violations(
         line: What starts them.
         visible: What variables or accelerate leave visible.
     """
-    rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
+    is_deepspeeds = ranks.launcher == "deepspeed"
     program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
         value: Any = visible.names
@@ -273,26 +273,22 @@ def device_violations(
         facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
         facts["beside"] = "one device, for which it starts no torchrun"
         yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
-    for name, problem, fix, what in misfits(ranks, visible):
-        if not is_deepspeeds or visible is None or name != "visible_devices" or ranks.unlisted:
-            yield violation_of(f"file.{name}", consequence=what, problem=problem, fix=fix)
+    for one in misfits(ranks, visible):
+        if not is_deepspeeds or visible is None or one.rule != "visible_devices" or ranks.unlisted:
+            yield of_misfit(one)
     if not is_deepspeeds:
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
     filters, counts = ([name for name in names if name in flags] for names in (_FILTERS, _COUNTS))
     if filters and counts:
-        problem = (
-            f"--{filters[0]} names devices and --{counts[0]} counts them: DeepSpeed's launcher "
-            "refuses the two together"
-        )
-        yield violation_of(rule, problem=problem, fix=f"leave --{counts[0]} out")
+        yield of_misfit(misfit("named_and_counted", named=filters[0], counted=counts[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
-        flag = (filters or counts)[0]
-        taken = f"that --{flag} leaves" if filters else "from the first on"
-        problem = (
-            f"{visible.source}={visible.names} beside --{flag}: DeepSpeed's launcher ignores the "
-            f"variable, and takes the devices {taken}"
-        )
-        alone = f"name the devices with --include localhost:{visible.names} alone"
-        fix = "leave one of the two out" if filters else f"leave --{flag} out, or {alone}"
-        yield violation_of(rule, consequence="ignored", problem=problem, fix=fix)
+        row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
+        seen = {"source": visible.source, "names": visible.names}
+        yield of_misfit(misfit(row, "ignored", flag=flag, **seen))
+
+
+def of_misfit(one: Misfit) -> Violation:
+    """What does not fit on a node, or between nodes, as a violation of the file."""
+    rule = f"file.{one.rule}"
+    return violation_of(rule, consequence=one.consequence, problem=one.problem, fix=one.fix)

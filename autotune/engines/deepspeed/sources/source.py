@@ -49,6 +49,7 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import (
     device_violations,
+    of_misfit,
     program_refusals,
     refusals,
 )
@@ -63,6 +64,7 @@ from autotune.engines.deepspeed.sources.script import (
     trls_defaults,
     uses_lightnings,
 )
+from autotune.engines.launches.devices import misfit
 from autotune.engines.launches.files import LINE, is_shell
 from autotune.engines.launches.line import (
     TRL,
@@ -73,7 +75,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import NotJudged, Violation, listed
+from autotune.space.rule import Consequence, NotJudged, Violation, listed
 
 if TYPE_CHECKING:
     from autotune.engines.launches.shell import Command, ShellText
@@ -568,25 +570,13 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     if not (is_accelerates and starts_deepspeed and (nodes or 1) > 1 and line.is_whole):
         return
     if is_alone:
-        problem = (
-            f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
-            "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
-        )
-        fix = f"set {OF_NODES[0]} to standard and start the line on each node, or name hosts"
-        yield violation_of("file.lone_nodes", problem=problem, fix=fix)
+        names = " or ".join(OF_NODES)
+        yield of_misfit(misfit("no_hosts", nodes=nodes, names=names, first=OF_NODES[0]))
     why = unmet_machines(line.launcher_flags, file.data, ranks)
     if why and line.kind and by_node.get(OF_NODES[0]) == "standard":
         # Without a file on the line, one of the user's own may say the rest.
-        fix = (
-            "give --main_process_ip HOST, the first node, with --rdzv_backend c10d or a number of "
-        )
-        fix, problem = f"{fix}each machine by --machine_rank", f"{why}, until it gives up"
-        yield violation_of(
-            "file.lone_nodes",
-            consequence="raised" if ranks.starter or file.path else "may_raise",
-            problem=problem,
-            fix=fix,
-        )
+        surely: Consequence = "raised" if ranks.starter or file.path else "may_raise"
+        yield of_misfit(misfit("unmet_machines", surely, why=why))
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
