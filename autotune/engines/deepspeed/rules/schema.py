@@ -323,8 +323,9 @@ def _unknown_one(
         advice = f"write {target}, or remove {where}"
     guess += f" ({target} is there already)" if is_there else ""
     choices = (*([Choice(**move)] if is_others and move else []), leave)
-    told = {"where": where, "guess": guess, "way": "" if move and not is_others else advice}
-    return finding("unknown_key", choices=choices, **told, **({} if is_others else move))
+    way = "" if move and not is_others else advice
+    moving: dict[str, Any] = {} if is_others else move
+    return finding("unknown_key", choices=choices, where=where, guess=guess, way=way, **moving)
 
 
 def _place(path: str) -> str:
