@@ -4,12 +4,16 @@ A term is a test, or several joined by `|` of which one has to hold; after a `!`
 is a name, or compares it with a word: `fp8`, `pp>1`, `recompute=full`, or `world%tp` holds
 where world is no multiple of tp.
 Whoever asks knows what a name or a product (`tp*pp`) stands for, and what a name alone asks.
+
+Their texts hold facts in braces: `{name}`, `{name:g}`, `{name!r}`, or what `_ARITHMETIC` makes of
+two, `{name % name}`.
 """
 
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from math import gcd
 from typing import Any
 
 _TEST = re.compile(r"([\w.*]+)(?:(!=|>=|[=><%~])([\w.*]+))?")
@@ -18,6 +22,12 @@ COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "%": lambda a, b: a % b != 0},
 }
 """Signs of comparisons; what `~` asks is for those who use it."""
+_PLACE = re.compile(r"\{(@?[\w.?]+)(?: (%|//|gcd) (@?[\w.?]+)|(!r)|:([^}]+))?\}")
+_ARITHMETIC: Mapping[str, Callable[[int, int], Any]] = {
+    "%": lambda one, other: f"{one} % {other} = {one % other}",
+    "//": lambda one, other: one - one % other or other,  # the nearest multiple below
+    "gcd": gcd,
+}
 
 
 @cache
@@ -27,3 +37,29 @@ def tests_of(term: str) -> Sequence[tuple[str, str, str]]:
     found = [_TEST.fullmatch(test) for test in tests]
     assert None not in found, f"{term} has what is no test"
     return [(test[1], test[2] or "", test[3] or "") for test in found if test is not None]
+
+
+def filled(
+    value: Any, fact: Callable[[str], Any], note: Callable[[str], str] = lambda _: ""
+) -> Any:
+    """A value of a row, however nested, with the facts in their places.
+
+    A place alone keeps the type of its fact; `note` says more of one behind it in a text.
+    """
+    if isinstance(value, Mapping):
+        return {filled(name, fact): filled(one, fact, note) for name, one in value.items()}
+    if isinstance(value, list):
+        return tuple(filled(one, fact, note) for one in value)
+    if not isinstance(value, str):
+        return value
+    if (whole := _PLACE.fullmatch(value)) and whole.lastindex == 1:
+        return fact(whole[1])
+    return _PLACE.sub(partial(_in_words, fact, note), value)
+
+
+def _in_words(fact: Callable[[str], Any], note: Callable[[str], str], place: re.Match[str]) -> str:
+    name, operator, other, is_quoted, form = place.groups()
+    found = fact(name)
+    if operator:
+        return str(_ARITHMETIC[operator](found, fact(other)))
+    return (repr(found) if is_quoted else format(found, form or "")) + note(name)

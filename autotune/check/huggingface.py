@@ -20,11 +20,11 @@ from autotune.engines.deepspeed.sources.consumers import (
     inserted,
 )
 from autotune.engines.deepspeed.sources.file_rules import violation_of
-from autotune.engines.deepspeed.sources.filled import asked_precision, at_key, known_of
+from autotune.engines.deepspeed.sources.filled import asked_precision, known_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.refusals import of_stage
-from autotune.space.rule import NotJudged, Violation
+from autotune.space.rule import Consequence, NotJudged, Violation
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
@@ -57,15 +57,8 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
             entries = {"changes": merge(_gone(old), there), "moves": {old: new}}
             fix = f"rename {dotted(old)} to {dotted(new)}"
             guess = f": did you mean {dotted(new)}?"
-        yield violation_of(
-            "huggingface.auto_not_filled",
-            name,
-            **entries,
-            key=name,
-            consumer=source.consumer,
-            guess=guess,
-            fix=fix,
-        )
+        entries |= {"key": name, "consumer": source.consumer, "guess": guess, "fix": fix}
+        yield violation_of("huggingface.auto_not_filled", **entries)
 
 
 def _meant(
@@ -96,24 +89,17 @@ def _sections(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """Sections and keys that accelerate reads in another way than DeepSpeed."""
     tuned = look_up(config, "autotuning.enabled") is True  # the tuner writes one into each trial's
     if "zero_optimization" not in config and not tuned:
-        changes: dict[str, Any] = {"zero_optimization": {"stage": 0}}
-        yield violation_of("huggingface.no_zero_section", changes=changes)
+        yield violation_of("huggingface.no_zero_section")
     given = config.get("zero_optimization")
     if type(given) is bool:
-        yield violation_of(
-            "huggingface.zero_switch",
-            "zero_optimization",
-            changes={"zero_optimization": {"stage": int(given)}},
-            switch=str(given).lower(),
-            stage=int(given),
-        )
+        switch = str(given).lower()
+        yield violation_of("huggingface.zero_switch", switch=switch, stage=int(given))
     stage = look_up(config, "zero_optimization.stage")
     if isinstance(stage, str) and stage.strip() == "3":
-        key, changes = "zero_optimization.stage", {"zero_optimization": {"stage": 3}}
-        yield violation_of("huggingface.stage_as_text", key, changes=changes, stage=stage)
+        yield violation_of("huggingface.stage_as_text", stage=stage)
     steps = config.get("steps_per_print")
     if steps not in (None, AUTO):
-        yield violation_of("huggingface.overwritten", "steps_per_print", steps=steps)
+        yield violation_of("huggingface.overwritten", steps=steps)
     # A script of accelerate's may well train without a schedule.
     is_trainer = source.consumer is Consumer.TRAINER
     for name in ("optimizer", "scheduler") if is_trainer else ("optimizer",):
@@ -121,13 +107,8 @@ def _sections(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         if isinstance(section, Mapping) and section.get("type") is None:
             trainers = f"Trainer leaves its own {name} out for the section"
             other = f"accelerate wants no {name} of the script's beside the section"
-            yield violation_of(
-                "huggingface.section_without_type",
-                name,
-                choices=({name: None},),
-                name=name,
-                then=trainers if is_trainer else other,
-            )
+            then = trainers if is_trainer else other
+            yield violation_of("huggingface.section_without_type", name=name, then=then)
 
 
 def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -142,17 +123,11 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         value = look_up(config, key)
         if value is None or value in (AUTO, wanted) or path_of(key) in source.unknown:
             continue
-        yield violation_of(
-            "huggingface.mismatch",
-            key,
-            changes=at_key(key, AUTO),
-            key=key,
-            value=shown(key, value),
-            names=names[key],
-            wanted=shown(key, wanted),
-            other=f"; or give {names[key]}=true and no other precision"
-            * (value is True and key.endswith("16.enabled")),
-        )
+        is_on = value is True and key.endswith("16.enabled")
+        other = f"; or give {names[key]}=true and no other precision" if is_on else ""
+        facts: dict[str, Any] = {"value": shown(key, value), "wanted": shown(key, wanted)}
+        facts |= {"key": key, "names": names[key], "other": other}
+        yield violation_of("huggingface.mismatch", **facts)
 
 
 _TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
@@ -192,12 +167,6 @@ def _compared_config(config: Mapping[str, Any], source: Source) -> Mapping[str, 
     return config
 
 
-_MAPPINGS = {
-    _MICRO: "--per_device_train_batch_size",
-    _ACCUM: "--gradient_accumulation_steps",
-}
-
-
 def _unmapped(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     """DeepSpeed's autotuner, which writes sizes of its own into the file of each trial."""
     tuning = config.get("autotuning")
@@ -205,8 +174,7 @@ def _unmapped(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         return
     given = tuning.get("arg_mappings")
     if not isinstance(given, Mapping) or _MICRO not in given:
-        changes = {"autotuning": {"arg_mappings": _MAPPINGS}}
-        yield violation_of("huggingface.arg_mappings", "autotuning", changes=changes)
+        yield violation_of("huggingface.arg_mappings")
 
 
 _SEVERAL: Mapping[str, tuple[str, ...]] = {
@@ -300,30 +268,18 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         if is_given or is_open or value in (AUTO, default):
             continue
         if own_defaults is None or own_defaults.isdisjoint(names):
-            yield violation_of(
-                "huggingface.default_mismatch",
-                key,
-                is_note=own_defaults is None and source.lost.isdisjoint(names),
-                key=key,
-                value=value,
-                name=" and ".join(names),
-                default=default,
-            )
+            is_note = own_defaults is None and source.lost.isdisjoint(names)
+            facts = {"key": key, "value": value, "name": " and ".join(names), "default": default}
+            yield violation_of("huggingface.default_mismatch", is_note=is_note, **facts)
 
 
 def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     for argument, name in (("optim", "optimizer"), ("lr_scheduler_type", "scheduler")):
         given, section = source.arguments.get(argument), config.get(name)
         if given is not None and isinstance(section, Mapping):
-            yield violation_of(
-                "huggingface.argument_ignored",
-                name,
-                choices=({name: None},),
-                argument=argument,
-                given=given,
-                name=name,
-                type=section.get("type"),
-            )
+            facts = {"name": name, "argument": argument, "given": given}
+            facts["type"] = section.get("type")
+            yield violation_of("huggingface.argument_ignored", **facts)
 
 
 _KEPT_BESIDE_OFFLOAD = frozenset(PROGRAMS["accelerate"]["optimizers_for_the_cpu"])
@@ -340,15 +296,9 @@ def _replaced(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     if not isinstance(optim, str) or optim in _KEPT_BESIDE_OFFLOAD or "optimizer" in config:
         return
     if is_offloaded and "$" not in optim:
-        raises = "adafactor" in optim
-        yield violation_of(
-            "huggingface.optimizer_replaced",
-            "zero_optimization.offload_optimizer",
-            choices=({"zero_force_ds_cpu_optimizer": False},),
-            consequence="raised" if raises else None,
-            optim=optim,
-            end=", which its settings end with an exception" if raises else "",
-        )
+        rule, ends = "huggingface.optimizer_replaced", "adafactor" in optim
+        end = ", which its settings end with an exception" * ends
+        yield violation_of(rule, consequence="raised" if ends else None, optim=optim, end=end)
 
 
 def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -360,28 +310,18 @@ def _old_bf16(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     added = inserted(config, source.consumer, asked_precision(source)).get("bf16", {})
     is_on = bool(added.get("enabled"))
     is_other = isinstance(old, Mapping) and old.get("enabled", False) is not is_on
-    yield violation_of(
-        "huggingface.old_bf16",
-        "bfloat16",
-        **moved(("", "bfloat16"), ("", "bf16"), old),
-        consequence="differs" if is_other else None,
-        switch=str(is_on).lower(),
-    )
+    entries = moved(("", "bfloat16"), ("", "bf16"), old) | {"switch": str(is_on).lower()}
+    differs: Consequence | None = "differs" if is_other else None
+    yield violation_of("huggingface.old_bf16", consequence=differs, **entries)
 
 
 def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     # Without a micro-batch it does not multiply.
     if config.get(_ACCUM, AUTO) is None and config.get(_MICRO) is not None:
-        yield violation_of(
-            "huggingface.null_accumulation",
-            _ACCUM,
-            changes={_ACCUM: AUTO},
-            consumer=source.consumer,
-        )
+        yield violation_of("huggingface.null_accumulation", consumer=source.consumer)
     asked = {**source.line.plugin, **source.arguments}.get(_ACCUM)
     if _ACCUM not in config and type(asked) is int and asked != 1:
-        changes = {_ACCUM: AUTO}
-        yield violation_of("huggingface.accumulation_lost", _ACCUM, changes=changes, asked=asked)
+        yield violation_of("huggingface.accumulation_lost", asked=asked)
 
 
 def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -394,15 +334,8 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         if asked is None or value is None or value in (AUTO, asked):
             continue
         if name != "zero3_save_16bit_model":  # it only saves
-            yield violation_of(
-                "huggingface.flag_ignored",
-                key,
-                choices=(at_key(key, AUTO), at_key(key, asked)),
-                flag=name,
-                asked=asked,
-                key=key,
-                value=value,
-            )
+            facts = {"flag": name, "asked": asked, "key": key, "value": value}
+            yield violation_of("huggingface.flag_ignored", **facts)
 
 
 def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -410,27 +343,14 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
     added = inserted(config, source.consumer, asked)
     for name in () if source.is_made else ("fp16", "bf16"):
         if name in added:
-            choice = at_key(f"{name}.enabled", AUTO)
-            rule = "huggingface.precision_added"
-            yield violation_of(rule, name, choices=(choice,), name=name)
+            yield violation_of("huggingface.precision_added", name=name)
     if source.consumer is not Consumer.ACCELERATE or asked not in ("fp16", "bf16", "fp8"):
         return
     name, other = ("fp16", "bf16") if asked == "fp16" else ("bf16", "fp16")
     if look_up(config, f"{name}.enabled") is False:
-        yield violation_of(
-            "huggingface.mixed_precision_lost",
-            f"{name}.enabled",
-            choices=({name: {"enabled": AUTO}},),
-            asked=asked,
-            name=name,
-        )
+        yield violation_of("huggingface.mixed_precision_lost", asked=asked, name=name)
     if look_up(config, f"{other}.enabled") is True:
-        yield violation_of(
-            "huggingface.mixed_precision",
-            changes={other: {"enabled": AUTO}},
-            asked=asked,
-            name=other,
-        )
+        yield violation_of("huggingface.mixed_precision", asked=asked, name=other)
 
 
 def _yaml_file(source: Source) -> Iterator[Violation]:

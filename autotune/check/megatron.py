@@ -1,12 +1,12 @@
 """The check of a launch of Megatron-LM."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.flags import flag
 from autotune.base.text import line_of
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
@@ -36,9 +36,7 @@ _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _WORD_RULES: Mapping[str, FileRule] = {
     name: FileRule(**row)
-    for name, row in json.loads(
-        Path(__file__).with_name("megatron_word_rules.json").read_text(encoding="utf-8")
-    ).items()
+    for name, row in table_beside(__file__, "megatron_word_rules.json").items()
 }
 """What is said of words of a command line, and of what the checkout refuses."""
 _BY_HAND = "the file is read, not written: change the words that the findings name"

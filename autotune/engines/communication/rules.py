@@ -6,7 +6,6 @@ its texts `{listed}` is these knobs with their values. Those about NCCL are read
 2.21 to 2.30; none has a witness, since NCCL runs on GPUs alone.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from autotune.base.data import table_beside
 from autotune.base.errors import FleetError
+from autotune.base.terms import filled
 from autotune.engines.releases import is_at_least
 from autotune.space.rule import Finding, Rule, holds
 
@@ -112,7 +112,6 @@ def _lacks_nvls(environment: "Environment", table: "Sequence[Accelerator]") -> b
 
 
 _MOST_SOCKETS = 64
-_FACT = re.compile(r"\{([\w.]+)\}")
 
 
 def _facts(run: Communication) -> dict[str, Any]:
@@ -156,9 +155,7 @@ def _check(row: Mapping[str, Any], run: Communication) -> Finding | None:
         return None
     facts["listed"] = ", ".join(f"{name}={run.values[name]}" for name in ranks)
     facts |= {"names": " and ".join(ranks), "fewest": min(ranks.values())}
-    message, fix = (
-        _FACT.sub(lambda found: str(facts[found[1]]), row[text]) for text in ("message", "fix")
-    )
+    message, fix = (filled(row[text], facts.__getitem__) for text in ("message", "fix"))
     return Finding(message=message, at=(*ranks, *row.get("also", ())), advice=fix)
 
 

@@ -60,9 +60,8 @@ def usable(
     data = dict(given)
     for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
         if not isinstance(data.get(section, {}), dict):
-            raise RenderError(
-                f"{path}: {section} is {data[section]!r}, not a section", "write { ... } there"
-            )
+            named = {"path": path, "section": section, "value": data[section]}
+            raise RenderError.of("engines.deepspeed.no_mapping", **named)
     notes: dict[str, Note] = {}
     if "bfloat16" in data:
         data = _with_bf16(data, notes)
@@ -188,11 +187,8 @@ def _with_bf16(data: dict[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
 def _respelled(zero: Mapping[str, Any], notes: dict[str, Note], path: Path) -> dict[str, Any]:
     for second, first in SPELLINGS.items():
         if first in zero and second in zero:
-            raise RenderError(
-                f"{path}: zero_optimization.{second}={zero[second]!r} and "
-                f"{first}={zero[first]!r} are the same key, and DeepSpeed refuses both",
-                f"remove {second}",
-            )
+            named = {"second": second, "first": first, "value": zero[second], "other": zero[first]}
+            raise RenderError.of("engines.deepspeed.same_key", path=path, **named)
         if second in zero:
             notes[f"zero_optimization.{second}"] = (zero[second], {first: zero[second]})
     spelled = {SPELLINGS.get(key, key): value for key, value in zero.items()}

@@ -42,9 +42,8 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
     except ValueError as error:
         _refuse(path, error)
     if not isinstance(data, dict):
-        raise RenderError(
-            f"{path}: holds {kind_in_words(data)}, not an object", "write one { ... }"
-        )
+        kind = kind_in_words(data)
+        raise RenderError.of("engines.deepspeed.no_object", path=path, kind=kind)
     if is_too_deep(data):
         raise _too_deep(path)
     return data, is_hjson
@@ -65,10 +64,7 @@ def no_json(text: str) -> tuple[int, str]:
 
 
 def _too_deep(path: Path) -> RenderError:
-    return RenderError(
-        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
-        "remove levels: no key of DeepSpeed's needs so many",
-    )
+    return RenderError.of("engines.deepspeed.deep", path=path, most=MAX_DEPTH)
 
 
 _KINDS = "a ds_config.json, or a YAML, shell or Python file that holds or starts one"

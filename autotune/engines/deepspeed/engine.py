@@ -353,10 +353,8 @@ class DeepSpeedEngine(Engine):
         if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
             precision = self._job.precision  # "auto": the caller's to decide
         if precision != self._job.precision:
-            raise JobError(
-                f"{path}: trains in {precision}, the job in {self._job.precision}",
-                f"set the job's precision to {precision}, or mend the file",
-            )
+            named = {"path": path, "precision": precision, "asked": self._job.precision}
+            raise JobError.of("engines.deepspeed.precision_of_a_file", **named)
         if config.get("pipeline") is not None:
             raise JobError.of("engines.deepspeed.baseline_of_a_pipeline", path=path)
 
@@ -537,10 +535,8 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Pa
     micro, accum, total = (_whole(config, key, path) for key in BATCH_KEYS)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
-        world = job.world
-        raise JobError.of(
-            "engines.deepspeed.degree_of_a_file", path=path, named=named, world=world
-        )
+        row, world = "engines.deepspeed.degree_of_a_file", job.world
+        raise JobError.of(row, path=path, named=named, world=world)
     dp = job.world // (tp * sp)
     if micro is None and accum is None and total is None:
         raise JobError(f"{path}: names no batch", "write train_micro_batch_size_per_gpu into it")
@@ -552,11 +548,8 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Pa
     if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
         product = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
         stated = "" if total is None else f", its train_batch_size is {total}"
-        raise JobError(
-            f"{path}: micro_batch * grad_accum * dp = {product}{stated}; the job's global "
-            f"batch is {job.global_batch}",
-            "the global batch is part of the problem: make the file and the job agree",
-        )
+        sizes = {"path": path, "product": product, "stated": stated, "batch": job.global_batch}
+        raise JobError.of("engines.deepspeed.batch_of_a_file", **sizes)
     return micro
 
 
@@ -592,25 +585,17 @@ def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
         if knob == "tp" and candidate.pp > 1:  # the transformer's, in its script
             continue
         if (written := config_value(tuned, knob)) != asked:
-            raise RenderError(
-                f"template {TEMPLATE}: {KNOBS[knob].key} came out as {written!r} where the knob "
-                f"{knob} is {asked!r}",
-                f"use knobs[{knob!r}] in the template, or take the knob out of the space",
-            )
+            named = {"key": KNOBS[knob].key, "written": written, "knob": knob, "asked": asked}
+            raise RenderError.of("engines.deepspeed.template_ignores", template=TEMPLATE, **named)
     if tuned.get("gradient_accumulation_steps") != candidate.grad_accum:
-        raise RenderError(
-            f"template {TEMPLATE}: gradient_accumulation_steps is not grad_accum "
-            f"({candidate.grad_accum})",
-            "write {{ grad_accum | tojson }}",
-        )
+        row, accum = "engines.deepspeed.template_accumulates", candidate.grad_accum
+        raise RenderError.of(row, template=TEMPLATE, accum=accum)
 
 
 def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
     for key, value in section.items():
         if value == "auto":
-            at = f"{prefix}{key}"
-            raise RenderError.of(
-                "engines.deepspeed.template_leaves_auto", template=TEMPLATE, key=at
-            )
+            row, at = "engines.deepspeed.template_leaves_auto", f"{prefix}{key}"
+            raise RenderError.of(row, template=TEMPLATE, key=at)
         if isinstance(value, dict):
             _refuse_auto(value, f"{prefix}{key}.")

@@ -171,11 +171,9 @@ def _check_room(folder: Path) -> None:
     for place, variable in ((folder, "TORCH_EXTENSIONS_DIR"), (Path(temporary_root()), "TMPDIR")):
         free_bytes = shutil.disk_usage(place).free
         if free_bytes < _ROOM_BYTES:
-            raise FleetError(
-                f"the disk of {place} is full: {format_bytes(free_bytes)} are free, and building "
-                f"DeepSpeed's extensions takes up to {format_bytes(_ROOM_BYTES)}",
-                f"make room there, or name a folder on another disk with {variable}",
-            )
+            free, most = map(format_bytes, (free_bytes, _ROOM_BYTES))
+            named = {"place": place, "free": free, "most": most, "variable": variable}
+            raise FleetError.of("engines.deepspeed.full_disk", **named)
 
 
 def _check_own(folder: Path) -> None:
@@ -188,11 +186,8 @@ def _check_own(folder: Path) -> None:
 
 def _refused(folder: Path, error: OSError) -> FleetError:
     """The error of a folder that cannot be used."""
-    return FleetError(
-        f"DeepSpeed's extensions are loaded from {folder}: {error.strerror or error}",
-        "name a folder that is yours, on a disk with room, in TORCH_EXTENSIONS_DIR, or remove "
-        "what is there",
-    )
+    why = error.strerror or error
+    return FleetError.of("engines.deepspeed.folder_of_extensions", folder=folder, why=why)
 
 
 def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
@@ -342,19 +337,12 @@ def _refuse(name: str, code: int, folder: Path) -> NoReturn:
     _check_room(folder)
     causes = (line.strip() for line in reversed(lines) if any(word in line for word in _CAUSES))
     line = next(causes, lines[-1] if lines else f"exit code {code}")
-    raise FleetError(
-        f"DeepSpeed's extension {name} could not be built: {line} (log: {log})",
-        _TOOLS_FOR_DISKS if name in _NVME else _TOOLS,
-    )
+    row = "extension_of_disks" if name in _NVME else "extension_failed"
+    raise FleetError.of(f"engines.deepspeed.{row}", name=name, line=line, log=log)
 
 
 _CAUSES = ("Errno", "No space left", "quota exceeded", "Killed signal")
 """Words of log lines that tell more than the last line, which is ninja's."""
-_TOOLS_FOR_DISKS = "install libaio's headers (Debian: libaio-dev), g++ and ninja"
-_TOOLS = (
-    "make room if the disk or the memory is full; else install g++ and ninja (for a GPU: and the "
-    "CUDA toolkit's nvcc), then run `autotune doctor`"
-)
 
 
 @contextmanager

@@ -28,15 +28,8 @@ Floats = NDArray[np.float64]
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
-    "adam": 2,
-    "adamw": 2,
-    "fusedadam": 2,
-    "deepspeedcpuadam": 2,
-    "lamb": 2,
-    "lion": 1,
-    "adagrad": 1,
-    "muon": 1,
-    "sgd": 0,
+    **dict.fromkeys(("adam", "adamw", "fusedadam", "deepspeedcpuadam", "lamb"), 2),
+    **{"lion": 1, "adagrad": 1, "muon": 1, "sgd": 0},
 }
 """Values that an optimizer keeps per parameter, beside the master copy; SGD without momentum."""
 PREDICTED = (

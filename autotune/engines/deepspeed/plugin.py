@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from autotune.base.data import table_beside
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.advice import COMMON, read_advice
@@ -16,19 +17,8 @@ from autotune.engines.deepspeed.rules.releases import TRIED
 from autotune.job.job import Job
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
-_REMOVED = (
-    # DeepSpeed raises if the key is merely there: runtime/config.py of each release.
-    (
-        "0.19.7",
-        "the 1-bit optimizers (OneBitAdam, ZeroOneAdam, OneBitLamb), compression_training, "
-        "quantize_training, MiCS, sparse attention and nebula",
-    ),
-    (
-        "0.19.8",
-        "elasticity, amp, sparse_gradients, eigenvalue, graph_harvesting, progressive_layer_drop, "
-        "the legacy curriculum_learning and LoCo (zeropp_loco_param)",
-    ),
-)
+_REMOVED = tuple((one, what) for one, what in table_beside(__file__, "removed.json"))
+"""Release -> what it removed: it raises if the key is merely there (runtime/config.py)."""
 
 
 class DeepSpeed(EnginePlugin):

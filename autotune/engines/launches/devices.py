@@ -1,11 +1,14 @@
 """The devices and the tasks of a node, against the ranks that a launch starts there."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from autotune.base.data import table_beside
 from autotune.base.units import format_count
 from autotune.engines.launches.line import OWN_LAUNCHERS, Ranks, VisibleDevices
 from autotune.space.rule import Consequence
+
+_WORDS = table_beside(__file__, "misfits.json")
 
 
 class Misfit(NamedTuple):
@@ -17,6 +20,13 @@ class Misfit(NamedTuple):
     consequence: Consequence | None = None
 
 
+def misfit(row: str, consequence: Consequence | None = None, /, **facts: Any) -> Misfit:
+    """What a row of `misfits.json` says, with facts put in."""
+    rule, *texts = _WORDS[row]
+    problem, fix = (text.format(**facts) for text in texts)
+    return Misfit(rule, problem, fix, consequence)
+
+
 def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     """What does not fit on a node, and nodes that do not find one another.
 
@@ -25,41 +35,22 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     per_node, gpus, tasks = ranks.per_node, ranks.gpus, ranks.tasks or ranks.tasks_per_node or 1
     nodes = ranks.world // per_node if ranks.world and per_node else None
     nodes = nodes and (1 if ranks.reaches_nodes else nodes)
+    launcher = ranks.launcher
     if ranks.unmet:
-        fix = "give --rdzv_backend c10d --rdzv_endpoint HOST:29500, where HOST is the first node"
-        if ranks.launcher in OWN_LAUNCHERS:
-            fix = "set MASTER_ADDR to the first node, NODE_RANK to the number of each, from 0 on"
+        row = "unmet_variables" if launcher in OWN_LAUNCHERS else "unmet"
         # What starts a line that stands alone may set PET_NODE_RANK and its like.
-        surely: Consequence = "raised" if ranks.starter else "may_raise"
-        yield Misfit("lone_nodes", f"{ranks.unmet}, until it gives up", fix, surely)
+        yield misfit(row, "raised" if ranks.starter else "may_raise", why=ranks.unmet)
     elif ranks.left_nodes:
-        has = f"the job has {ranks.left_nodes + 1} nodes, and {ranks.launcher} stands without srun"
-        fix = "start it by srun, one task a node, name the nodes in a hostfile, or ask for one"
-        yield Misfit("lone_nodes", f"{has}: the first node alone runs it", fix)
+        yield misfit("left_nodes", nodes=ranks.left_nodes + 1, launcher=launcher)
     if ranks.unlisted:
-        fix = "name what it has, or say all devices of a node in the hostfile"
-        yield Misfit("visible_devices", f"{ranks.unlisted}: DeepSpeed's launcher refuses it", fix)
+        yield misfit("unlisted", why=ranks.unlisted)
         return
     if per_node is None:
         return
-    if ranks.launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
+    if launcher and tasks > 1 and ((ranks.tasks_per_node or 1) > 1 or nodes is not None):
         if nodes is None or tasks > nodes:
-            on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
-            counted = format_count(nodes, "node") if nodes and not ranks.reaches_nodes else ""
-            what = f"srun starts {tasks} tasks{on_each}, and each of them starts {ranks.launcher} "
-            what += f"with {format_count(per_node, 'rank')}{counted and f' for {counted}'}"
-            if ranks.reaches_nodes:
-                yield Misfit(
-                    "tasks", f"{what}: it starts those of all nodes itself", "leave srun out"
-                )
-                return
-            if nodes and ranks.tasks_per_node == 1:
-                fix = f"tell {ranks.launcher} of {tasks} nodes (torchrun: --nnodes {tasks})"
-                yield Misfit("lone_nodes", f"{what}: they do not train together", fix)
-            else:
-                fix = "start one task a node (--ntasks-per-node=1), and leave the ranks to "
-                fix += ranks.launcher
-                yield Misfit("tasks", f"{what}: they clash over ports and devices", fix)
+            yield _tasks(ranks, tasks, nodes, format_count(per_node, "rank"))
+            if ranks.reaches_nodes or not (nodes and ranks.tasks_per_node == 1):
                 return
         per_node *= ranks.tasks_per_node or 1  # each task is a node to the launcher
     if visible is not None and per_node > visible.count:
@@ -69,19 +60,21 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
     elif visible is None and gpus is not None and per_node > gpus:
         yield _too_few(f"the job asks for {format_count(gpus, 'GPU')} a node", gpus, per_node)
     elif visible is None and gpus is not None and per_node < gpus:
-        yield Misfit(
-            "idle_devices",
-            f"the job asks for {gpus} GPUs a node, and the line starts "
-            f"{format_count(per_node, 'rank')} on it: {gpus - per_node} of them stay idle",
-            f"start {gpus} ranks a node, or ask for {format_count(per_node, 'GPU')}",
-        )
+        counted = {"ranks": format_count(per_node, "rank"), "asks": format_count(per_node, "GPU")}
+        yield misfit("idle_devices", gpus=gpus, idle=gpus - per_node, **counted)
+
+
+def _tasks(ranks: Ranks, tasks: int, nodes: int | None, counted: str) -> Misfit:
+    """More tasks than the launcher that each of them starts is told of nodes."""
+    row = "started_by_all" if ranks.reaches_nodes else "clashing_tasks"
+    if nodes and ranks.tasks_per_node == 1 and not ranks.reaches_nodes:
+        row = "untold_nodes"
+    on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
+    told = f" for {format_count(nodes, 'node')}" if nodes and not ranks.reaches_nodes else ""
+    facts = {"on_each": on_each, "launcher": ranks.launcher, "ranks": f"{counted}{told}"}
+    return misfit(row, tasks=tasks, **facts)
 
 
 def _too_few(what: str, first: int, per_node: int) -> Misfit:
     ranks = f"rank {first} ends" if first == per_node - 1 else f"ranks from {first} on end"
-    return Misfit(
-        "visible_devices",
-        f"{what}, and the line starts {per_node} ranks on it: {ranks} with an invalid device "
-        "ordinal",
-        f"start {first} ranks a node, or make {per_node} devices visible",
-    )
+    return misfit("too_few_devices", what=what, per_node=per_node, ranks=ranks, first=first)

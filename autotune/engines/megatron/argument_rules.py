@@ -8,11 +8,12 @@ Each names the function of NVIDIA/Megatron-LM that checks it (the main branch at
 import contextlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from autotune.base.data import table_beside
+from autotune.base.terms import filled
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
@@ -36,6 +37,7 @@ _FACTS = table_beside(__file__, "launch_facts.json")
 _COUNTS: tuple[str, ...] = tuple(_FACTS["divisors"])
 """Arguments by which others are divided."""
 _SIZES = (*_COUNTS, *_FACTS["other_sizes"])
+_WORDS: Mapping[str, Sequence[str]] = table_beside(__file__, "argument_words.json")
 Answer = tuple[str, str] | tuple[str, str, Consequence | None] | None
 """What is wrong, the change that mends it, and what comes of it where that is not as usual."""
 
@@ -57,6 +59,11 @@ def in_words(name: str, value: Any) -> str:
         return f"remove {flag_name(name)}"
     word = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return f"add {flag_name(name)}" if value is True else f"set {flag_name(name)} to {word}"
+
+
+def _told(row: str, **facts: Any) -> tuple[str, str]:
+    message, fix = filled(_WORDS[row], facts.__getitem__)
+    return message, fix
 
 
 def argument_rule(
@@ -108,7 +115,7 @@ def clash(
         is_checked = not since or is_at_least(launch.release, since)
         if not (is_checked and holds(when, partial(_fact, launch))):
             return None
-        return _VALUE.sub(lambda name: f" {_fact(launch, name[1])}", message), fix
+        return filled(message, partial(_fact, launch)), fix
 
     source = f"{source}: {when.split()[0]}"
     says = f"{_VALUE.sub('', message)}. Fix: {fix}."
@@ -143,10 +150,7 @@ def _counts(launch: MegatronLaunch) -> Answer:
         if value < 1 and name in _COUNTS:
             return f"{flag_name(name)} {value}: is below 1", "give a number from 1 on"
         if abs(value) > _LARGEST_COUNT:
-            return (
-                f"{flag_name(name)} {value}: no model or cluster has so many",
-                "give a smaller number",
-            )
+            return _told("too_many", flag=flag_name(name), value=value)
     return None
 
 
@@ -168,12 +172,8 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
     if not ranks.lacks_ranks or not launch.is_megatrons:
         return None
     own = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
-    return (
-        f"{ranks.starter} starts {ranks.tasks or ranks.tasks_per_node} tasks, and nothing sets "
-        f"RANK, WORLD_SIZE and LOCAL_RANK for them: Megatron does not read {own} and its like, "
-        "and each task takes itself for rank 0 of 1",
-        f"start one torchrun on each node, or set the three in each task, as RANK=${own}",
-    )
+    tasks = ranks.tasks or ranks.tasks_per_node
+    return _told("ranks_told", starter=ranks.starter, tasks=tasks, own=own)
 
 
 @argument_rule(
@@ -184,11 +184,7 @@ def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
     asked, tasks = launch.asked, launch.ranks.world
     if None in (asked, tasks) or asked == tasks:
         return None
-    return (
-        f"trainer.devices x trainer.num_nodes are {asked} ranks, and srun starts {tasks} tasks: "
-        "Lightning takes each task for one rank",
-        "give --ntasks-per-node and --nodes the values of trainer.devices and trainer.num_nodes",
-    )
+    return _told("lightnings_tasks", asked=asked, tasks=tasks)
 
 
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
@@ -207,11 +203,8 @@ def _one_chunk(launch: MegatronLaunch) -> Answer:
     if len(given) != 1 or launch.get(_LAYOUT) is not None or chunks_of(launch) != 1:
         return None
     smaller = "a smaller number" if given[0] == CHUNKED[0] else "2 or more"
-    return (
-        f"{flag_name(given[0])} {launch.get(given[0])} makes one chunk a stage, which is not "
-        "interleaved",
-        f"remove it, or with a pipeline take {smaller}",
-    )
+    facts = {"flag": flag_name(given[0]), "value": launch.get(given[0]), "smaller": smaller}
+    return _told("one_chunk", **facts)
 
 
 @argument_rule("vp.chunk_layers", f"{ARGUMENTS}: num_layers_per_virtual_pipeline_stage")
@@ -222,23 +215,14 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     if size is None or not total or pp < 2:
         return None
     if any(launch.get(name) is not None for name in _END_SIZES):
-        return (
-            f"{flag_name(CHUNKED[0])}: stages of their own size take {flag_name(CHUNKED[1])}",
-            f"give {flag_name(CHUNKED[1])} in its place",
-        )
+        return _told("own_stages", flag=flag_name(CHUNKED[0]), other=flag_name(CHUNKED[1]))
     total += sum(bool(launch.get(end)) for end in ENDS)
     if total % pp:  # `pp.split` knows no number of chunks then
-        return (
-            f"{total} layers do not split evenly into --pipeline-model-parallel-size {pp} stages",
-            f"take a pipeline that divides {total}",
-        )
+        return _told("uneven_stages", total=total, pp=pp)
     if (total // pp) % size == 0:
         return None
-    return (
-        f"{flag_name(CHUNKED[0])} {size} does not divide the {total // pp} layers of a stage "
-        f"({total} / --pipeline-model-parallel-size {pp})",
-        f"take a number that divides {total // pp}",
-    )
+    facts = {"flag": flag_name(CHUNKED[0]), "size": size, "layers": total // pp}
+    return _told("chunk_layers", total=total, pp=pp, **facts)
 
 
 @argument_rule("pp.layout", f"{ARGUMENTS}: pipeline_model_parallel_layout")
@@ -276,10 +260,7 @@ def _batch(launch: MegatronLaunch) -> Answer:
             unit = micro * groups
     if total % unit == 0:
         return None
-    return (
-        f"--global-batch-size {total} is no multiple of {named}, on any number of nodes",
-        f"take a --global-batch-size that {unit} divides",
-    )
+    return _told("batch", total=total, named=named, unit=unit)
 
 
 @argument_rule("world.product", f"{ARGUMENTS}: world_size, by what divides it")
@@ -309,10 +290,7 @@ def _never_divides(launch: MegatronLaunch, degrees: Sequence[str]) -> Answer:
     if launch.world is None or len(known) == len(degrees) or launch.world % product == 0:
         return None
     named = " x ".join(f"{flag_name(name)} {value}" for name, value in known.items() if value > 1)
-    return (
-        f"world {launch.world} is no multiple of {named}, whatever the other degrees are",
-        f"take degrees whose product divides {launch.world}",
-    )
+    return _told("never_divides", world=launch.world, named=named)
 
 
 def chunks_of(launch: MegatronLaunch) -> int | None:

@@ -40,7 +40,7 @@ from autotune.engines.megatron.model_arguments import pattern_of
 from autotune.engines.megatron.rules import RULES
 from autotune.engines.megatron.stages import StageWork, stages_of
 from autotune.engines.releases import is_at_least
-from autotune.space.rule import Rule, UnknownFactError, Violation
+from autotune.space.rule import Rule, UnknownFactError, Violation, holds
 
 _TABLE = table_beside(__file__, "launch_facts.json")
 """Arguments of words of the layouts' rules, of facts of a task, and of counts that may be none."""
@@ -219,6 +219,8 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     get = launch.get
     for name, argument in {**_TABLE["facts"], **_TABLE["counts"]}.items():
         yield name, partial(_fact, launch, argument, 0 if name in _TABLE["counts"] else None)
+    for name, when in _TABLE["conditions_of_task"].items():
+        yield name, partial(holds, when, get)
     yield "n_kv_heads", lambda: _kv_heads(launch)
     yield "ffn_hidden", lambda: _expert_width(launch)
     yield "dense_ffn_hidden", lambda: get("ffn_hidden_size") if _dense_layers(launch) else 0
@@ -228,17 +230,13 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
         "latent_kv_rank",
         lambda: int((get("multi_latent_attention") and (get("kv_lora_rank") or 1)) or 0),
     )
-    yield "groups_experts", lambda: bool(get("moe_grouped_gemm"))
     yield "has_fp8", lambda: "fp8" in launch.gpu_precisions if launch.gpu else None
     yield "has_fp4", lambda: "fp4" in launch.gpu_precisions if launch.gpu else None
-    yield "in_fp32", lambda: not (get("bf16") or get("fp16"))
-    yield "in_bf16", lambda: bool(get("bf16"))
     yield "tracks_aux_loss", lambda: _tracks_aux_loss(launch)
     yield "work", lambda: _WORK_UNKNOWN
     yield "world", lambda: launch.world
     yield "domain", lambda: _EVERY_DEVICE
     yield "fused_attention", lambda: True
-    yield "has_attention_biases", lambda: get("add_bias_linear") or get("add_qkv_bias")
     yield "from_0_17", lambda: is_at_least(launch.release, "0.17")
     yield "shares_kv_heads", lambda: is_at_least(launch.release, SHARES_KV_HEADS)
 
@@ -286,22 +284,20 @@ def _kv_heads(launch: MegatronLaunch) -> int | None:
 
 def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     get = launch.get
+    for name, when in _TABLE["conditions_of_row"].items():
+        yield name, partial(holds, when, get)
     yield "vp", lambda: chunks_of(launch)
     yield "ends_as_layers", lambda: _ends(launch)
     yield "micro_batch", lambda: get("micro_batch_size") or None
-    yield "distributed_optimizer", lambda: int(any(map(get, _SHARDED)))
     yield "recompute", lambda: int(_recompute(launch))
     yield "recompute_layers", lambda: 0
     yield "fsdp", lambda: _fsdp(launch)
-    yield "optimizer_offload", lambda: int(bool(get("optimizer_cpu_offload")))
-    yield "offload_modules", lambda: int(bool(get("fine_grained_activation_offloading")))
     yield "stages", lambda: _stages(launch)
     yield "cp_kind", lambda: _cp_kind(launch)
     yield "cuda_graphs", lambda: _graphs(launch)
     yield "adam_moments", lambda: _moments(launch)
     # Without fp8 it is another kernel, which no knob carries.
     yield "fused_experts", lambda: None if get("use_transformer_engine_op_fuser") else 0
-    yield "fp4", lambda: int(bool(get("fp4")))
     yield "dispatcher", lambda: _dispatcher(launch)
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
     yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
@@ -315,9 +311,6 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
             yield carried.knob, partial(_switch, launch, argument, KNOBS[carried.knob].default)
     yield "dp", lambda: _replicas(launch)
     yield "grad_accum", lambda: _micro_batches(launch)
-
-
-_SHARDED = ("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2")
 
 
 def _stages(launch: MegatronLaunch) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.base.data import table_beside
 from autotune.base.terms import COMPARE, tests_of
 from autotune.engines.megatron.choices import GRAPHS, OFFLOADED, RECOMPUTED, has
 from autotune.engines.megatron.knobs import KNOBS
@@ -107,24 +108,8 @@ def _excludes(terms: str, other: str) -> tuple[str, str]:
     return message, f"do without {_chosen(terms)}{more}"
 
 
-_FACTS = {
-    "in_bf16": "a job in bf16",
-    "in_fp32": "a job in fp32",
-    "has_fp8": "a device with 8-bit tensor cores",
-    "has_fp4": "a device with 4-bit tensor cores",
-    "has_sinks": "attention sinks",
-    "has_attention_biases": "biases of attention",
-    "from_0_17": "Megatron Core 0.17 or later",
-    "fused_attention": "a fused attention kernel",
-    "groups_experts": "grouped experts, which are Transformer Engine's",
-    "n_experts": "a mixture of experts",
-    "n_dense_layers": "layers without experts",
-    "latent_kv_rank": "latent attention",
-    "shared_expert_hidden": "a model with shared experts",
-    "recompute": "recomputation",
-    "dispatcher": "a dispatcher other than alltoall",
-    "fp8_recipe": "an fp8_recipe other than delayed",
-}
+_FACTS: Mapping[str, str] = table_beside(__file__, "facts_in_words.json")
+"""What a layout or a task is that has a fact."""
 
 
 def _subject(terms: str, *, has_values: bool = True) -> str:

@@ -30,7 +30,7 @@ OF_NODES = ("connections", "visible_devices", "ranks", "tasks", "lone_nodes", "i
 OTHERWISE = {
     "ep.ranks",
     "batch.micro",
-    "batch.ppo_mini",
+    *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding", "environment.lightning"),
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""

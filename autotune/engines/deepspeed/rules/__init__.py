@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from autotune.base.data import table_beside
 from autotune.engines.communication.rules import RULES as COMMUNICATION_RULES
 from autotune.engines.deepspeed.rules import (
     batch,
@@ -56,27 +57,8 @@ ALL_RULES: tuple[Rule[Setup], ...] = (
 its ranks talk by, `COMMUNICATION_RULES`."""
 
 DECIDED_BY: Mapping[tuple[str, ...], frozenset[str]] = {
-    ("tp", "pp", "sp", "micro_batch"): frozenset({"batch.product", "batch.global_batch"}),
-    ("tp", "pp", "sp", "ep"): frozenset(
-        {
-            *("parallel.world", "parallel.model", "parallel.adapters"),
-            *("pipeline.model", "pipeline.layers", "pipeline.heads"),
-            *("sequence.world", "sequence.heads", "sequence.kv_heads", "sequence.length"),
-            *("sequence.model", "sequence.other_splits", "model.seq_len"),
-            *("experts.world", "experts.count", "experts.dense", "experts.family"),
-            *("experts.adapters", "experts.sequence", "experts.router_loss"),
-        }
-    ),
-    ("pp", "zero.stage", "precision"): frozenset(
-        {"pipeline.stage", "pipeline.bf16_at_stage_0", "pipeline.clipping_at_stage_0"}
-    ),
-    ("zero.stage", "offload.optimizer", "offload.param"): frozenset({"offload.nvme_without_path"}),
-    ("zero.stage", "tp", "offload.param", "zeropp.hpz_partition_size"): frozenset(
-        {"zeropp.hpz_with_tp", "nvme.second_copy_on_disk"}
-    ),
-    ("ep", "ep.dispatch", "precision"): frozenset({"experts.deepep"}),
-    ("attention",): frozenset({"attention.flash", "attention.family"}),
-    ("compile",): frozenset({"compile.deepcompile_needs_cuda"}),
+    tuple(row["knobs"]): frozenset(row["rules"])
+    for row in table_beside(__file__, "decided_by.json")
 }
 """Knobs -> rules that refuse many candidates of a grid, and whose answer follows from these knobs
 alone: they are asked once per combination of the knobs, and not of each candidate."""

@@ -11,6 +11,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.communication.rules import Communication
 from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.sections import CANONICAL, ELEMENTS
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.engines.releases import is_at_least
 from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, Patch, UnknownFactError
@@ -382,12 +383,10 @@ def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of:
     near = within[-1:] or near_names(given, spelled, most=1, alike=_ALIKE)
     best = spelled[near[0]] if near else usual
     is_same = given.lower() in spelled
-    return Finding(
-        message=f"{section}.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
-        f"{of}'s",
-        changes={section: {"type": best}} if is_same else {},
-        advice="" if is_same else f"set {section}.type to one, such as {best}",
-    )
+    changes = {section: {"type": best}} if is_same else {}
+    way = "" if is_same else f"set {section}.type to one, such as {best}"
+    told: dict[str, Any] = {"section": section, "given": given, "of": of, "way": way}
+    return finding("unknown_type", changes=changes, **told)
 
 
 def patch(path: str, keys: Patch) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Expert parallelism (AutoEP): over which ranks the experts of each layer are spread."""
 
+from dataclasses import replace
 from typing import Any
 
 from autotune.engines.deepspeed.mixtures import AUTOEP_PRESETS
-from autotune.engines.deepspeed.rules.base import Setup, zero
-from autotune.space.rule import Finding, Patch, rule
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.words import finding
+from autotune.space.rule import Finding, rule
 
 DEFAULT_LEAF_BLOCKS = frozenset(
     {"MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"}
@@ -14,11 +16,6 @@ DEFAULT_LEAF_BLOCKS = frozenset(
 Source: runtime/zero/leaf_module_config.py.
 """
 _OFF: dict[str, Any] = {"expert_parallel": None}
-
-
-def _against(setup: Setup, what: str, changes: Patch = _OFF, advice: str = "") -> Finding:
-    message = f"ep={setup.ep} (expert_parallel.autoep_size) {what}"
-    return Finding(message=message, changes=changes, advice=advice)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -31,11 +28,8 @@ def _undivided(setup: Setup, total: int, of_what: str) -> Finding | None:
     if ep == 1 or total % ep == 0:
         return None
     size = max(d for d in range(1, ep) if total % d == 0)
-    return _against(
-        setup,
-        f"does not divide the {total} {of_what}: {total} % {ep} = {total % ep}",
-        _OFF if size == 1 else {"expert_parallel": {"autoep_size": size}},
-    )
+    changes = _OFF if size == 1 else {"expert_parallel": {"autoep_size": size}}
+    return finding("undivided_ep", changes=changes, ep=ep, total=total, of=of_what)
 
 
 @rule("module_inject/auto_ep_folding.py: build_folding_spec")
@@ -63,12 +57,11 @@ def _family(setup: Setup) -> Finding | None:
         return None
     is_gpt_oss = setup.model_type == "gpt_oss"
     what = "warns and spreads nothing" if is_gpt_oss else "finds several presets that match"
-    return Finding(
-        message=f"ep={setup.ep} (expert_parallel.autoep_size): AutoEP does not know "
-        f"{setup.model_type}, and {what}",
-        changes={"expert_parallel": {"preset_model": preset}} if preset else _OFF,
-        consequence="ignored" if is_gpt_oss else "raised",
+    changes = {"expert_parallel": {"preset_model": preset}} if preset else _OFF
+    found = finding(
+        "unknown_family", changes=changes, ep=setup.ep, family=setup.model_type, what=what
     )
+    return replace(found, consequence="ignored" if is_gpt_oss else "raised")
 
 
 @rule(
@@ -86,8 +79,5 @@ def _leaf_modules(setup: Setup) -> Finding | None:
     missing = [block for block in setup.expert_blocks if block not in names]
     if not missing or section.get("names") or section.get("name_suffixes"):
         return None
-    return Finding(
-        message=f"stage 3 with experts as modules of their own in {', '.join(missing)}: ranks "
-        "that route to different experts would wait for each other for ever",
-        changes=zero(leaf_module={"classes": [*as_list(given), *missing]}),
-    )
+    classes = [*as_list(given), *missing]
+    return finding("leaf_modules", missing=", ".join(missing), classes=classes)

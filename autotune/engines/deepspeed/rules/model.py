@@ -1,8 +1,10 @@
 """The model: how long its sequences may be, and which of its layers can recompute."""
 
 import re
+from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
 
 _EVERY = re.compile(r"every_(\d{1,9})")
@@ -14,21 +16,14 @@ def _recompute_every(setup: Setup) -> Finding | None:
         return None
     match = _EVERY.fullmatch(setup.recompute)
     if match is None:
-        return Finding(
-            message=f"recompute={setup.recompute!r} is not none, full or every_K",
-            advice="set recompute to none",
-        )
+        return finding("no_recompute", recompute=setup.recompute)
     every = int(match[1])
     if every < 2:
-        return Finding(
-            message=f"recompute={setup.recompute}: K={every} is below 2",
-            advice="set recompute to full",
-        )
+        return finding("recompute_every_layer", recompute=setup.recompute, every=every)
     layers = setup.model.n_layers if setup.model is not None else 0
     if not layers or every <= layers:
         return None
-    return Finding(
-        message=f"recompute={setup.recompute}: K={every} exceeds the model's {layers} layers, so "
-        f"it means {'the first layer alone' if setup.pp == 1 else 'a whole stage at once'}",
-        advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
-    )
+    what = "the first layer alone" if setup.pp == 1 else "a whole stage at once"
+    told: dict[str, Any] = {"recompute": setup.recompute, "every": every, "layers": layers}
+    other = "full" if layers == 1 else f"every_{layers}"
+    return finding("recompute_beyond", what=what, other=other, **told)

@@ -1,6 +1,9 @@
 """Offload: where optimizer states and parameters live, and which stage can do it."""
 
+from typing import Any
+
 from autotune.engines.deepspeed.rules.base import Setup, params, zero
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, Patch, rule
 
 CPU_ADAM = params(torch_adam=None)
@@ -32,10 +35,7 @@ def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
         return None
     if setup.optimizer_offload == "none" or setup.uses_cpu_adam:
         return None
-    is_adam = setup.optimizer in ("adam", "adamw")
-    return Finding(
-        message=f"zero_optimization.offload_optimizer.ratio={_ratio(setup):g} needs DeepSpeed's "
-        f"CPU Adam, which this is not: {adam_in_words(setup)}",
-        changes=cpu_adam_by(setup) or zero(offload_optimizer={"ratio": 1.0}),
-        advice="" if is_adam else "or set optimizer.type to AdamW",
-    )
+    changes = cpu_adam_by(setup) or zero(offload_optimizer={"ratio": 1.0})
+    way = "" if setup.optimizer in ("adam", "adamw") else "or set optimizer.type to AdamW"
+    told: dict[str, Any] = {"ratio": _ratio(setup), "adam": adam_in_words(setup), "way": way}
+    return finding("ratio_needs_cpu_adam", changes=changes, **told)

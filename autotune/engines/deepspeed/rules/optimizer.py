@@ -12,6 +12,7 @@ from autotune.engines.deepspeed.rules.constructors import (
 )
 from autotune.engines.deepspeed.rules.rows import ROWS
 from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -76,12 +77,8 @@ def _never_trains(setup: Setup) -> Finding | None:
     made = optimizer_of(setup)
     if made is None or not made.never:
         return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']}: {made.name} cannot train a "
-        f"model from a configuration ({made.never})",
-        at=("optimizer.type",),
-        advice="choose another optimizer.type, such as AdamW",
-    )
+    name = setup.section("optimizer")["type"]
+    return finding("never_trains", name=name, made=made.name, why=made.never)
 
 
 @rule("runtime/engine.py:2481-2484")
@@ -100,15 +97,11 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
 
 @rule("runtime/engine.py:2298-2301")
 def _untested_with_zero(setup: Setup) -> Finding | None:
-    name = setup.optimizer
+    name, given = setup.optimizer, setup.section("optimizer")
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
         return None
     if setup.ds_config.get("zero_allow_untested_optimizer") is True:
         return None
     if name in REMOVED_OPTIMIZERS or _unknown_type.check(setup) or _lacks_kernel(setup):
         return None
-    return Finding(
-        message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
-        "not one that ZeRO was tested with",
-        changes={"zero_allow_untested_optimizer": True},
-    )
+    return finding("untested_with_zero", name=given["type"], stage=setup.stage)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from autotune.base.data import table_beside
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.base import Setup
@@ -12,25 +13,9 @@ from autotune.engines.deepspeed.rules.witnesses import Case
 from autotune.job.model_families import family_of
 from autotune.job.model_shape import ModelShape
 
-PLAIN_CONFIG: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": 1,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-    "zero_optimization": {"stage": 0},
-}
-
-PLAIN_MODEL: dict[str, Any] = {
-    "architecture": "llama",
-    "n_layers": 2,
-    "hidden": 32,
-    "ffn_hidden": 64,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "vocab": 64,
-    "max_seq_len": None,
-    "tied_embeddings": False,
-}
-
+_PLAIN = table_beside(__file__, "plain.json")
+PLAIN_CONFIG: dict[str, Any] = _PLAIN["config"]
+PLAIN_MODEL: dict[str, Any] = _PLAIN["model"]
 PLAIN_SHAPE = ModelShape(
     **{name: size for name, size in PLAIN_MODEL.items() if name != "architecture"},
     gated_mlp=True,

@@ -1,8 +1,11 @@
 """Number formats: of the model, of accumulated and communicated gradients, of master weights."""
 
+from typing import Any
+
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.offload import adam_in_words, cpu_adam_by
 from autotune.engines.deepspeed.rules.sections import CANONICAL
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Choice, Finding, Patch, rule
 
 MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"
@@ -32,9 +35,7 @@ def _other_than_asked(setup: Setup) -> Finding | None:
         for name, on in ((found, False), (wanted, True))
         if name in names
     }
-    return Finding(
-        message=f"the job is {wanted}, the configuration trains in {found}", changes=changes
-    )
+    return finding("other_than_asked", changes=changes, wanted=wanted, found=found)
 
 
 @rule("runtime/engine.py: _do_sanity_check")
@@ -42,11 +43,10 @@ def _unsupported(setup: Setup) -> Finding | None:
     there = setup.environment.precisions
     if setup.dtype in there:
         return None
-    return Finding(
-        message=f"{setup.dtype} on {setup.environment.device_name}: it computes only in "
-        f"{', '.join(there)}",
-        advice=f"train in {next((name for name in ('bf16', 'fp16') if name in there), 'fp32')}",
-    )
+    other = next((name for name in ("bf16", "fp16") if name in there), "fp32")
+    device, known = setup.environment.device_name, ", ".join(there)
+    told: dict[str, Any] = {"dtype": setup.dtype, "device": device}
+    return finding("unsupported_precision", there=known, other=other, **told)
 
 
 @rule("runtime/precision_config.py: _validate_dynamic_loss_scale_params")
@@ -59,11 +59,7 @@ def _loss_scale(setup: Setup) -> Finding | None:
     if not wrong:
         return None
     named = " and ".join(f"fp16.{name}={value}" for name, value in wrong.items())
-    return Finding(
-        message=f"{named} with dynamic loss scaling (loss_scale=0), which wants more than 0",
-        changes={"fp16": dict.fromkeys(wrong)},
-        advice="or set 1 or more",
-    )
+    return finding("loss_scale", changes={"fp16": dict.fromkeys(wrong)}, named=named)
 
 
 @rule("runtime/engine.py:1812-1829")
@@ -71,10 +67,7 @@ def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
     if wanted is None or CANONICAL.get(wanted) == setup.dtype or _fp16_and_bf16.check(setup):
         return None
-    return Finding(
-        message=f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
-        changes={"data_types": {"param_dtype": None}},
-    )
+    return finding("param_dtype", wanted=wanted, dtype=setup.dtype)
 
 
 @rule("runtime/engine.py:2323")
@@ -83,12 +76,7 @@ def _accumulation_at_stage_0(setup: Setup) -> Finding | None:
     is_same = wanted is None or CANONICAL.get(wanted) == setup.dtype
     if is_same or setup.stage != 0 or _fp16_and_bf16.check(setup):
         return None
-    return Finding(
-        message=f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: "
-        "only ZeRO accumulates in another format",
-        changes={"data_types": {"grad_accum_dtype": None}},
-        advice="or set zero_optimization.stage to 1",
-    )
+    return finding("accumulation_at_stage_0", wanted=wanted, dtype=setup.dtype)
 
 
 def _low_masters(setup: Setup) -> tuple[str, str] | None:
@@ -116,8 +104,5 @@ def _master_weights_offload(setup: Setup) -> Finding | None:
     else:
         off = {key: False} | ({STATES: None} if is_bf16 else {})
         changes = (is_offloaded and cpu_adam_by(setup)) or {section: off}
-    return Finding(
-        message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
-        f"is to {setup.optimizer_offload}, {adam_in_words(setup)}",
-        changes=changes,
-    )
+    told: dict[str, Any] = {"section": section, "key": key, "adam": adam_in_words(setup)}
+    return finding("masters_offload", changes=changes, device=setup.optimizer_offload, **told)

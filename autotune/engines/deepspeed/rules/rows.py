@@ -12,29 +12,19 @@ stands behind a `?` counts where it is not there. A fact is
 - `{"given": ...}`, in the file or not, whatever its value;
 - `{"from": ..., "before": ...}`, a release of DeepSpeed.
 
-The other entries of a case are those of a `Finding`; `{name}` in one stands for a fact, in a text
-with " (its default)" where what stands behind the `?` counts, and `{name % name}` for what
-`_ARITHMETIC` makes of two.
+The other entries of a case are those of a `Finding` with facts in braces (`autotune.base.terms`),
+in a text with " (its default)" where what stands behind the `?` counts.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import gcd
 from operator import attrgetter, gt, lt, ne
 from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, section_at
-from autotune.space.rule import Choice, Finding, Rule
-
-_NAME = r"@?[a-z_0-9.?]+"
-_PLACE = re.compile(rf"\{{({_NAME})(?: (%|//|gcd) ({_NAME})|:([^}}]+))?\}}")
-_ARITHMETIC: Mapping[str, Callable[[int, int], Any]] = {
-    "%": lambda one, other: f"{one} % {other} = {one % other}",
-    "//": lambda one, other: one - one % other or other,  # the nearest multiple below
-    "gcd": gcd,
-}
+from autotune.engines.deepspeed.rules.words import finding_of
+from autotune.space.rule import Finding, Rule
 
 _Read = Callable[[Setup], Any]
 _Condition = tuple[_Read, Sequence[Any], bool]
@@ -109,26 +99,9 @@ def _compared(one: Any, other: Any, compares: Callable[[Any, Any], bool]) -> boo
     return bool(compares(one, other))
 
 
-def _filled(value: Any, setup: Setup) -> Any:
-    """An entry of a case with the facts in their places; a place alone keeps the fact's type."""
-    if isinstance(value, Mapping):
-        return {_filled(name, setup): _filled(inner, setup) for name, inner in value.items()}
-    if isinstance(value, list):
-        return tuple(_filled(item, setup) for item in value)
-    if not isinstance(value, str):
-        return value
-    if (whole := _PLACE.fullmatch(value)) and whole.lastindex == 1:
-        return _reader(whole[1])(setup)
-    return _PLACE.sub(lambda place: _in_words(place, setup), value)
-
-
-def _in_words(place: re.Match[str], setup: Setup) -> str:
-    name, operator, other, form = place.groups()
-    found = _reader(name)(setup)
-    if operator:
-        return str(_ARITHMETIC[operator](found, _reader(other)(setup)))
+def _note(name: str, setup: Setup) -> str:
     is_default = "?" in name and _reader(name.partition("?")[0])(setup) is None
-    return format(found, form or "") + (" (its default)" if is_default else "")
+    return " (its default)" if is_default else ""
 
 
 def _check(
@@ -139,9 +112,8 @@ def _check(
             if (read(setup) in values) is not is_one:
                 break
         else:
-            filled = {name: _filled(value, setup) for name, value in entries.items()}
-            choices = tuple(Choice(**choice) for choice in filled.pop("choices", ()))
-            return Finding(choices=choices, **filled)
+            note = partial(_note, setup=setup)
+            return finding_of(entries, lambda name: _reader(name)(setup), note)
     return None
 
 

@@ -3,6 +3,7 @@
 from autotune.engines.deepspeed.rules.arguments import missing, unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import Setup, as_section, unknown_type
 from autotune.engines.deepspeed.rules.constructors import names_of, scheduler_of
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
 
 _OWN = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
@@ -32,26 +33,12 @@ def _missing_params(setup: Setup) -> Finding | None:
         return None
     name, given = _type(setup), section.get("params")
     if lacking := missing("scheduler", made, as_section(given)):
-        named = " and ".join(lacking)
-        return Finding(
-            message=f"scheduler.type={name} without {named}",
-            at=("scheduler",),
-            advice=f"set {named}",
-        )
+        return finding("missing_params", name=name, named=" and ".join(lacking))
     if given is None:
-        return Finding(
-            message=f"scheduler.type={name} without scheduler.params, which DeepSpeed unpacks",
-            at=("scheduler",),
-            changes={"scheduler": {"params": {}}},
-            advice="set scheduler.params to {}",
-        )
+        return finding("no_params", name=name)
     if made.alone and set(made.needs) >= set(as_section(given)):
-        return Finding(
-            message=f"scheduler.type={name} with no more than {', '.join(made.needs)}: "
-            f"{made.alone}",
-            at=("scheduler.params",),
-            advice="set scheduler.params.total_steps",
-        )
+        needs = ", ".join(made.needs)
+        return finding("params_alone", name=name, needs=needs, why=made.alone)
     return None
 
 
@@ -83,12 +70,7 @@ def _torch_under_wrapper(setup: Setup) -> Finding | None:
     if setup.stage == 0 and setup.dtype == "fp32":
         return None
     wrapped = f"stage {setup.stage}" if setup.stage else f"{setup.dtype} at stage 0"
-    return Finding(
-        message=f"scheduler.type={name} is torch's, which takes torch's optimizers alone: at "
-        f"{wrapped} DeepSpeed wraps the optimizer",
-        at=("scheduler.type",),
-        advice=f"choose one of DeepSpeed's: {', '.join(_OWN)}",
-    )
+    return finding("torch_under_wrapper", name=name, wrapped=wrapped, own=", ".join(_OWN))
 
 
 @rule("torch.optim.lr_scheduler: what no configuration can give")
@@ -96,9 +78,4 @@ def _never_made(setup: Setup) -> Finding | None:
     made = scheduler_of(setup) if setup.section("scheduler") else None
     if made is None or not made.never or _torch_under_wrapper.check(setup):
         return None
-    return Finding(
-        message=f"scheduler.type={_type(setup)}: {made.name} needs arguments that no "
-        "configuration can hold",
-        at=("scheduler.type",),
-        advice=f"choose one of DeepSpeed's: {', '.join(_OWN)}",
-    )
+    return finding("never_made", name=_type(setup), made=made.name, own=", ".join(_OWN))

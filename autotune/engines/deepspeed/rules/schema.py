@@ -51,6 +51,7 @@ from autotune.engines.deepspeed.rules.sections import (
     sections,
     shown,
 )
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Choice, Finding, Moves, UnknownFactError, rule
 
 _MOST_COMPARED = 50
@@ -135,13 +136,7 @@ def _may_be_tuned(setup: Setup) -> bool:
 
 def _tried(path: str, name: str, value: Any) -> Finding:
     where = dotted(path, name)
-    return Finding(
-        message=f"{where}: {shown(name, value)} is for DeepSpeed's autotuner, which tries one "
-        "value after the other; a run without --autotuning refuses it",
-        at=(where,),
-        advice="start it with deepspeed --autotuning, or write one value",
-        consequence="converted",
-    )
+    return finding("tried", where=where, value=shown(name, value))
 
 
 _ACTS_IF: Mapping[str, Sequence[Mapping[str, Any]]] = table_beside(__file__, "acts_if.json")
@@ -184,35 +179,21 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
-    written = shown(name, value)
+    told: dict[str, Any] = {"where": where, "written": shown(name, value), "wants": key.wants}
     if meant is REFUSED:
         meant = _section_of(where, value)
     # An empty section is none.
     changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
-        return Finding(
-            message=f"{where}: {written} is not {key.wants}",
-            at=(where,),
-            changes=changes,
-            choices=(leave,),
-            advice="" if changes else f"set {where} to {key.wants}, or leave it out",
-            consequence="raised",
-        )
+        told["way"] = "" if changes else f"set {where} to {key.wants}, or leave it out"
+        return finding("refused_value", changes=changes, choices=(leave,), **told)
     if taken == meant and not is_auto(value):
-        return Finding(
-            message=f"{where}: {written} is taken for {json.dumps(taken)}",
-            at=(where,),
-            changes=changes,
-            consequence="converted",
-        )
-    return Finding(
-        message=f"{where}: {written} is taken for {shown(name, taken)}, as any text is there",
-        at=(where,),
-        changes={} if is_auto(value) else changes,
-        advice=f"write the value of {where}" if is_auto(value) else "",
-        consequence="differs",
-    )
+        return finding("converted_value", changes=changes, taken=json.dumps(taken), **told)
+    told |= {"taken": shown(name, taken), "way": ""}
+    if is_auto(value):
+        changes, told["way"] = {}, f"write the value of {where}"
+    return finding("other_value", changes=changes, **told)
 
 
 def _section_of(where: str, value: Any) -> Any:
@@ -255,13 +236,7 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
 @rule("runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py")
 def _auto_unresolved(setup: Setup) -> list[Finding]:
     found = [
-        Finding(
-            message=f'"auto" at {where}: DeepSpeed takes it for a value; only Hugging Face '
-            "Trainer and accelerate fill it in",
-            at=(where,),
-            advice=f"write the value of {where}",
-            consequence="differs" if is_word else "raised",
-        )
+        finding("auto_unresolved", where=where, consequence="differs" if is_word else "raised")
         for path, name in _auto(setup, strict=False)
         for where, is_word in [(dotted(path, name), _is_word(setup, path, name))]
     ]
@@ -288,12 +263,7 @@ def _is_word(setup: Setup, path: str, name: str) -> bool:
 @rule("runtime/config_utils.py:54-57", consequence="ignored")
 def _auto_dropped(setup: Setup) -> list[Finding]:
     return [
-        Finding(
-            message=f'"auto" at {dotted(*found)}: DeepSpeed drops it and uses its own default',
-            at=(dotted(*found),),
-            changes=removal([found]),
-            advice="or write the value",
-        )
+        finding("auto_dropped", where=dotted(*found), changes=removal([found]))
         for found in _auto(setup, strict=True)
     ]
 
@@ -322,22 +292,16 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Iterator[Finding
 
 def _strange_one(path: str, name: Any) -> Finding:
     where = dotted(path, name)
-    return Finding(
-        message=f"{where} is not a key of DeepSpeed's",
-        at=(where,),
-        choices=(Choice(changes=removal([(path, name)]), words=f"remove {where}"),),
-        advice=f"remove {where}, or correct its name",
-    )
+    remove = Choice(changes=removal([(path, name)]), words=f"remove {where}")
+    return finding("strange_key", where=where, choices=(remove,))
 
 
 def _strange_ones(path: str, names: Sequence[Any]) -> Finding:
     shown_, more = names[:_MOST_NAMED], len(names) - _MOST_NAMED
     named = ", ".join(map(str, shown_)) + (f" and {more} more" if more > 0 else "")
-    return Finding(
-        message=f"{len(names)} keys of {path or 'the file'} are none of DeepSpeed's: {named}",
-        at=tuple(dotted(path, name) for name in shown_),
-        advice="remove them, or correct their names",
-    )
+    facts: dict[str, Any] = {"n": len(names), "path": path or "the file", "named": named}
+    where = tuple(dotted(path, name) for name in shown_)
+    return finding("strange_keys", where=where, **facts)
 
 
 def _unknown_one(
@@ -357,14 +321,11 @@ def _unknown_one(
     advice = f"remove {where}" + (", or decide which of the two counts" if is_there else "")
     if is_others and move:
         advice = f"write {target}, or remove {where}"
-    return Finding(
-        message=f"{where} is not a key of DeepSpeed's: {guess}"
-        + (f" ({target} is there already)" if is_there else ""),
-        at=(where,),
-        choices=(*([Choice(**move)] if is_others and move else []), leave),
-        advice="" if move and not is_others else advice,
-        **({} if is_others else move),
-    )
+    guess += f" ({target} is there already)" if is_there else ""
+    choices = (*([Choice(**move)] if is_others and move else []), leave)
+    way = "" if move and not is_others else advice
+    moving: dict[str, Any] = {} if is_others else move
+    return finding("unknown_key", choices=choices, where=where, guess=guess, way=way, **moving)
 
 
 def _place(path: str) -> str:
@@ -500,11 +461,7 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
 def _deprecated_name(setup: Setup) -> list[Finding]:
     found = [(old, new) for old, new in DEPRECATED.items() if old in setup.zero]
     return [
-        Finding(
-            message=f"zero_optimization.{old} is the deprecated name of {new}",
-            at=(f"zero_optimization.{old}",),
-            **_renewed(old, new, setup.zero[old]),
-        )
+        finding("deprecated_name", old=old, new=new, **_renewed(old, new, setup.zero[old]))
         for old, new in found
         if new not in setup.zero and _asks(setup, old) is not REFUSED
     ] + list(_old_bf16(setup))
@@ -526,11 +483,7 @@ def _old_bf16(setup: Setup) -> Iterator[Finding]:
     config = setup.ds_config
     if setup.bf16_name != "bfloat16" or not isinstance(config.get("bfloat16"), Mapping):
         return
-    yield Finding(
-        message="bfloat16 is the old name of bf16",
-        at=("bfloat16",),
-        **moved(("", "bfloat16"), ("", "bf16"), config["bfloat16"]),
-    )
+    yield finding("old_bf16", **moved(("", "bfloat16"), ("", "bf16"), config["bfloat16"]))
 
 
 @rule("runtime/zero/config.py: field name and alias")

@@ -5,6 +5,7 @@ whole model (DeepSpeed 0.19.8, SGD without clipping: tests/trial/test_split_real
 """
 
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
 
 
@@ -13,8 +14,5 @@ def _world(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.tp * setup.pp * setup.sp_by_script
     if sp == 1 or setup.world % size == 0 or setup.world % (setup.tp * setup.pp):
         return None
-    return Finding(
-        message=f"tp * pp * sp = {setup.tp} * {setup.pp} * {sp} = {size} does not divide the "
-        f"world: {setup.world} % {size} = {setup.world % size}",
-        advice="set sp to 1",
-    )
+    tp, pp, world = setup.tp, setup.pp, setup.world
+    return finding("sequence_world", tp=tp, pp=pp, sp=sp, size=size, world=world)

@@ -1,11 +1,13 @@
 """Features that the installed release of DeepSpeed no longer has, or not yet."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, as_section, moved, removal
 from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.sections import SECTIONS, Key, dotted, known_items, sections
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.engines.releases import is_at_least
 from autotune.space.rule import Choice, Finding, Patch, rule
 
@@ -57,20 +59,14 @@ def _removed_key(setup: Setup) -> list[Finding]:
 def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
     where, key = dotted(path, name), SECTIONS[path].keys[name]
     gone = removal([(path, name)])
-    message = (
-        f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
-        f"whatever its value: {key.why_removed}"
-    )
+    facts: dict[str, Any] = {"where": where, "since": key.removed_in, "why": key.why_removed}
+    tell = partial(finding, "removed_key", version=setup.version, **facts)
     if _is_off(value):
-        return Finding(message=message, at=(where,), changes=gone)
+        return tell(changes=gone, way="")
     then = ": it trains in fp32 then" if name == "amp" and setup.dtype == "fp32" else ""
     leave = Choice(changes=gone, words=f"remove {where}{then}")
-    return Finding(
-        message=message,
-        at=(where,),
-        choices=(*_heirs(setup, name, value), leave),
-        advice=f"remove {where}, and train without it",
-    )
+    choices = (*_heirs(setup, name, value), leave)
+    return tell(choices=choices, way=f"remove {where}, and train without it")
 
 
 def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
@@ -91,28 +87,20 @@ def _missing_key(setup: Setup) -> list[Finding]:
 
 def _missing(setup: Setup, path: str, name: str) -> Finding:
     where, section, version = dotted(path, name), SECTIONS[path], setup.version
-    raises = section.is_strict(version)
-    return Finding(
-        message=f"{where} is not known to DeepSpeed {section.keys[name].absent_through} and "
-        f"before, {version} {'raises on' if raises else 'ignores'} it",
-        at=(where,),
-        choices=(Choice(changes=removal([(path, name)]), words=f"remove {where}"),),
-        advice=f"install a newer DeepSpeed, or remove {where}",
-        consequence="raised" if raises else "ignored",
-    )
+    row = "missing_strict_key" if section.is_strict(version) else "missing_key"
+    through = section.keys[name].absent_through
+    remove = Choice(changes=removal([(path, name)]), words=f"remove {where}")
+    return finding(row, choices=(remove,), where=where, version=version, through=through)
 
 
 @rule("runtime/engine.py:2018")
 def _removed_optimizer(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or not setup.is_at_least(OPTIMIZERS_REMOVED_IN):
         return None
-    message = (
-        f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
-        f"{OPTIMIZERS_REMOVED_IN} on; this is {setup.version}"
-    )
-    changes = _uncompressed(setup)
-    advice = "" if changes else "choose another optimizer.type, such as AdamW"
-    return Finding(message=message, changes=changes, advice=advice)
+    changes, name = _uncompressed(setup), setup.section("optimizer")["type"]
+    way = "" if changes else "choose another optimizer.type, such as AdamW"
+    facts = {"name": name, "since": OPTIMIZERS_REMOVED_IN, "version": setup.version, "way": way}
+    return finding("removed_optimizer", changes=changes, **facts)
 
 
 def _uncompressed(setup: Setup) -> Patch:

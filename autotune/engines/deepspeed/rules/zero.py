@@ -6,6 +6,7 @@ from typing import Any
 from autotune.base.data import table_beside
 from autotune.engines.deepspeed.rules.base import Setup, zero
 from autotune.engines.deepspeed.rules.sections import shown
+from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
@@ -61,11 +62,7 @@ def _odd_allgather_bucket(setup: Setup) -> Finding | None:
         return None
     if setup.uses_bf16_optimizer:
         return None
-    return Finding(
-        message=f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, "
-        "and NCCL's 4-byte alignment wants pairs of 16-bit elements",
-        changes=zero(allgather_bucket_size=int(size) + 1),
-    )
+    return finding("odd_allgather_bucket", size=size, even=int(size) + 1)
 
 
 @rule("utils/groups.py:944")
@@ -77,8 +74,4 @@ def _hpz_divides_world(setup: Setup) -> Finding | None:
     if setup.world % group == 0:
         return None
     below = max(d for d in range(1, group + 1) if setup.world % d == 0)
-    return Finding(
-        message=f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
-        f"{setup.world} % {group} = {setup.world % group}",
-        changes=zero(zero_hpz_partition_size=below),
-    )
+    return finding("hpz_divides_world", group=group, world=setup.world, below=below)

@@ -53,7 +53,7 @@ def violations(
     if data.get("compute_environment") == _SAGEMAKER:
         return
     for name, why, fix in _refused(data, fills_in, ranks):
-        yield violation_of("accelerate.refused", name, name=name, why=why, fix=fix)
+        yield violation_of("accelerate.refused", name=name, why=why, fix=fix)
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and str(data.get("distributed_type")) == "DEEPSPEED":
         yield from _lost(data, section)
@@ -64,12 +64,7 @@ def _refused(
 ) -> Iterator[tuple[str, str, str]]:
     """Field, why, what to do."""
     if "num_processes" in data and data["num_processes"] is None and ranks is None:
-        yield (
-            "num_processes",
-            "accelerate starts the ranks with its value, and there is none",
-            "set num_processes to the number of devices in the accelerate file, or give "
-            "--num_processes",
-        )
+        yield ("num_processes", *PROGRAMS["accelerate"]["without_ranks"])
     for name in data:
         if name not in TOP_FIELDS:
             move = f"move {name} into deepspeed_config" if name in SECTION_FIELDS else ""
@@ -77,14 +72,12 @@ def _refused(
             yield str(name), "accelerate refuses a field that it does not know", fix
     kind = data.get("distributed_type")
     if kind not in KINDS:
-        near = "" if kind is None else _near(str(kind).upper(), KINDS)
-        yield (
-            "distributed_type",
-            "it is not there, and accelerate refuses a file without it"
-            if kind is None
-            else f"accelerate does not know {kind!r}, it asks for the letters",
-            f"set distributed_type to {near or 'DEEPSPEED'} in the accelerate file",
-        )
+        near = _near(str(kind).upper(), KINDS)
+        why = f"accelerate does not know {kind!r}, it asks for the letters"
+        if kind is None:
+            near, why = "", "it is not there, and accelerate refuses a file without it"
+        fix = f"set distributed_type to {near or 'DEEPSPEED'} in the accelerate file"
+        yield "distributed_type", why, fix
     precision = data.get("mixed_precision")
     if precision is False:
         why = "YAML reads no without quotes as false, which accelerate does not know"
@@ -141,26 +134,19 @@ def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Viola
     for name in section:
         if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
             fix = _place_of(str(name), section[name]) or _rename(str(name), SECTION_FIELDS)
-            at = f"deepspeed_config.{name}"
-            yield violation_of("accelerate.unknown_field", at, name=name, fix=fix)
+            yield violation_of("accelerate.unknown_field", name=name, fix=fix)
     if section.get("deepspeed_config_file") in (None, "none"):
         for kind in ("optimizer", "param"):
-            field = f"offload_{kind}_nvme_path"
+            path = section.get(f"offload_{kind}_nvme_path")
             if str(section.get(f"offload_{kind}_device")).lower() == "nvme":
-                yield violation_of(
-                    "accelerate.nvme_path_lost",
-                    f"deepspeed_config.{field}",
-                    kind=kind,
-                    KIND=kind.upper(),
-                    path=section.get(field),
-                )
+                name = "accelerate.nvme_path_lost"
+                yield violation_of(name, kind=kind, KIND=kind.upper(), path=path)
         clipping = section.get("gradient_clipping")
         if type(clipping) in (int, float) and clipping == 0:
-            at = "deepspeed_config.gradient_clipping"
-            yield violation_of("accelerate.clipping_lost", at, clipping=clipping)
+            yield violation_of("accelerate.clipping_lost", clipping=clipping)
     compiled = data.get("dynamo_config") or data.get("dynamo_backend")
     if compiled and str(compiled).upper() != "NO":
-        yield violation_of("accelerate.compile_lost", "dynamo_config")
+        yield violation_of("accelerate.compile_lost")
 
 
 def _takes(name: str, kind: type[int] | type[float], text: str) -> bool:

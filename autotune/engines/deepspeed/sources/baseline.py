@@ -118,8 +118,5 @@ def _refuse_mismatch(source: Source, path: Path) -> None:
     for key in (_MICRO, _ACCUM):
         value = look_up(source.config, key)
         if value not in (None, AUTO) and value != known.get(key):
-            raise JobError(
-                f"{path}: {key}={value!r} against {known.get(key)!r} of the arguments: Trainer "
-                "refuses values that differ",
-                f'set {key} to "{AUTO}" in {source.path}',
-            )
+            named = {"key": key, "value": value, "given": known.get(key), "file": source.path}
+            raise JobError.of("engines.deepspeed.argument_differs", path=path, **named)

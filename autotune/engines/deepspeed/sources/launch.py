@@ -104,9 +104,7 @@ def read_launch(line: str) -> LaunchLine:
         JobError: It is empty, its quotes do not close, or a count in it is none.
     """
     if not line.strip():
-        raise JobError(
-            f"{flag('launch')} is empty", "give the line that starts the training, or leave it"
-        )
+        raise JobError.of("engines.deepspeed.launch_is_empty")
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:

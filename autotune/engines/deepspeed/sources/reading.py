@@ -399,9 +399,8 @@ def has_arguments(data: Mapping[str, Any]) -> bool:
 def _of_neox(here: Source, data: Mapping[str, Any]) -> Source:
     config = neox.config_of(data)
     if not config:
-        raise NotADsConfigError(
-            here.path, "a part of a GPT-NeoX configuration, without DeepSpeed's"
-        )
+        kind = "a part of a GPT-NeoX configuration, without DeepSpeed's"
+        raise NotADsConfigError(here.path, kind)
     pp, tp = neox.degrees(data)
     return replace(
         here,
@@ -506,9 +505,8 @@ def _object_in(text: str, path: Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RenderError(
-            f"{path}: deepspeed is no valid JSON: {error}", "name a file there"
-        ) from error
+        row = "engines.deepspeed.no_json_named"
+        raise RenderError.of(row, path=path, error=error) from error
 
 
 def _inside(here: Source) -> list[Source]:

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from autotune.base.nested import look_up
+from autotune.base.terms import filled
 from autotune.base.units import format_count
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -16,7 +16,7 @@ from autotune.engines.deepspeed.rules.sections import AUTO, shown
 from autotune.engines.deepspeed.sources import openrlhf
 from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
-from autotune.engines.deepspeed.sources.file_rules import FILE_RULES, violation_of
+from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
@@ -30,12 +30,11 @@ from autotune.engines.deepspeed.sources.script import (
     reads_name,
 )
 from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
-from autotune.engines.launches.devices import misfits
+from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import NotJudged, UnknownFactError, Violation, holds, listed
+from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds, listed
 
 _STAGE = "zero_optimization.stage"
-_FACT = re.compile(r"\{([\w.]+)\}")
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
 """Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
 _OF_EVALUATION: Mapping[str, Any] = PROGRAMS["trainer"]["of_evaluation"]
@@ -67,15 +66,13 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_trainers = consumer is Consumer.TRAINER
     is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
     if is_both and (is_trainers or (consumer is Consumer.ACCELERATE and source.script is None)):
-        yield violation_of(
-            "huggingface.two_precisions", consequence="raised" if is_trainers else "may_raise"
-        )
+        yield violation_of("huggingface.two_precisions", consequence=_surely(is_trainers))
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
         for name in ACCELERATE_ALONE:
             if name in source.arguments and name not in source.line.arguments:
-                yield violation_of("huggingface.accelerates_field", name, name=name)
+                yield violation_of("huggingface.accelerates_field", name=name)
     norm = clips_to(source.script) if consumer is Consumer.ACCELERATE and source.script else None
     given = source.config.get("gradient_clipping") or 0
     clipping = 1.0 if given == AUTO else given  # _prepare_deepspeed fills it in
@@ -83,12 +80,8 @@ def refusals(source: Source) -> Iterator[Violation]:
         script = source.line.script
         yield violation_of("accelerate.clips_by_file", script=script, norm=norm, clipping=clipping)
     yield from _of_scripts(source)
-    for name, row in FILE_RULES.items() if reader == MEGATRON else ():
-        value_of = partial(_of_megatron, source)
-        with contextlib.suppress(UnknownFactError):
-            if row.when and holds(row.when, value_of):
-                named = _FACT.findall(f"{row.message} {row.fix}")
-                yield violation_of(name, *row.at, **{one: value_of(one) for one in named})
+    if reader == MEGATRON:
+        yield from violations_of(reader, partial(_of_megatron, source))
 
 
 def _of_scripts(source: Source) -> Iterator[Violation]:
@@ -108,7 +101,7 @@ def _of_scripts(source: Source) -> Iterator[Violation]:
     if config.get(BATCH_KEYS[0]) == AUTO and prepares_no_loader(script):
         yield violation_of("accelerate.no_loader", script=script.name)
     if "optimizer" in config and hands_optimizer(script, "prepare"):
-        yield violation_of("accelerate.two_optimizers", "optimizer", script=script.name)
+        yield violation_of("accelerate.two_optimizers", script=script.name)
 
 
 def _of_megatron(source: Source, name: str) -> Any:
@@ -139,33 +132,22 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
     is_sure = script or source.reader or reader == program != ""
     if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
-        yield violation_of(
-            "huggingface.evaluation_alone",
-            _STAGE,
-            choices=({"zero_optimization": {"stage": 3}},),
-            consequence="raised" if is_sure else "may_raise",
-            name=evaluates,
-            stage=stage,
-        )
+        rule, surely = "huggingface.evaluation_alone", _surely(bool(is_sure))
+        yield violation_of(rule, consequence=surely, name=evaluates, stage=stage)
     known = None if source.line.open_words else given
     loaded = device_map(script, known) if script is not None and stage == 3 else None
     if script is not None and loaded is not None:
         value, is_refused = loaded
-        yield violation_of(
-            "huggingface.device_map",
-            consequence="raised" if is_refused else "may_raise",
-            script=script.name,
-            value=value,
-        )
+        rule, surely = "huggingface.device_map", _surely(is_refused)
+        yield violation_of(rule, consequence=surely, script=script.name, value=value)
     section = config.get("activation_checkpointing")
     on = [name for name, value in section.items() if value] if isinstance(section, Mapping) else []
     if on:
-        yield violation_of(
-            "huggingface.checkpointing_unread",
-            "activation_checkpointing",
-            choices=({"activation_checkpointing": None},),
-            names=listed(on, ", "),
-        )
+        yield violation_of("huggingface.checkpointing_unread", names=listed(on, ", "))
+
+
+def _surely(is_sure: bool) -> Consequence:
+    return "raised" if is_sure else "may_raise"
 
 
 def brings_for_cpu(source: Source) -> bool | None:
@@ -215,7 +197,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
             name=name,
             value=shown(name, value_of(name)),
             reader=program,
-            beside=_FACT.sub("{}", beside).format(*map(value_of, _FACT.findall(beside))),
+            beside=filled(beside, value_of),
             way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
 
@@ -251,14 +233,9 @@ def _texts(source: Source) -> Iterator[Violation]:
             continue
         has_exponent = "e" in text.lower()
         why = " (YAML reads an exponent in a number with a point and a sign alone)"
-        yield violation_of(
-            "huggingface.number_as_text",
-            name,
-            name=name,
-            text=text,
-            why=why if has_exponent else "",
-            number=_as_number(meant, has_exponent),
-        )
+        why, number = why if has_exponent else "", _as_number(meant, has_exponent)
+        rule = "huggingface.number_as_text"
+        yield violation_of(rule, name=name, text=text, why=why, number=number)
 
 
 def _as_number(number: float, has_exponent: bool) -> str:
@@ -284,7 +261,7 @@ def device_violations(
         line: What starts them.
         visible: What variables or accelerate leave visible.
     """
-    rule, is_deepspeeds = "file.visible_devices", ranks.launcher == "deepspeed"
+    is_deepspeeds = ranks.launcher == "deepspeed"
     program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
         value: Any = visible.names
@@ -296,26 +273,22 @@ def device_violations(
         facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
         facts["beside"] = "one device, for which it starts no torchrun"
         yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
-    for name, problem, fix, what in misfits(ranks, visible):
-        if not is_deepspeeds or visible is None or name != "visible_devices" or ranks.unlisted:
-            yield violation_of(f"file.{name}", consequence=what, problem=problem, fix=fix)
+    for one in misfits(ranks, visible):
+        if not is_deepspeeds or visible is None or one.rule != "visible_devices" or ranks.unlisted:
+            yield of_misfit(one)
     if not is_deepspeeds:
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
     filters, counts = ([name for name in names if name in flags] for names in (_FILTERS, _COUNTS))
     if filters and counts:
-        problem = (
-            f"--{filters[0]} names devices and --{counts[0]} counts them: DeepSpeed's launcher "
-            "refuses the two together"
-        )
-        yield violation_of(rule, problem=problem, fix=f"leave --{counts[0]} out")
+        yield of_misfit(misfit("named_and_counted", named=filters[0], counted=counts[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
-        flag = (filters or counts)[0]
-        taken = f"that --{flag} leaves" if filters else "from the first on"
-        problem = (
-            f"{visible.source}={visible.names} beside --{flag}: DeepSpeed's launcher ignores the "
-            f"variable, and takes the devices {taken}"
-        )
-        alone = f"name the devices with --include localhost:{visible.names} alone"
-        fix = "leave one of the two out" if filters else f"leave --{flag} out, or {alone}"
-        yield violation_of(rule, consequence="ignored", problem=problem, fix=fix)
+        row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
+        seen = {"source": visible.source, "names": visible.names}
+        yield of_misfit(misfit(row, "ignored", flag=flag, **seen))
+
+
+def of_misfit(one: Misfit) -> Violation:
+    """What does not fit on a node, or between nodes, as a violation of the file."""
+    rule = f"file.{one.rule}"
+    return violation_of(rule, consequence=one.consequence, problem=one.problem, fix=one.fix)

@@ -49,6 +49,7 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import (
     device_violations,
+    of_misfit,
     program_refusals,
     refusals,
 )
@@ -63,6 +64,7 @@ from autotune.engines.deepspeed.sources.script import (
     trls_defaults,
     uses_lightnings,
 )
+from autotune.engines.launches.devices import misfit
 from autotune.engines.launches.files import LINE, is_shell
 from autotune.engines.launches.line import (
     TRL,
@@ -73,7 +75,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import NotJudged, Violation, listed
+from autotune.space.rule import Consequence, NotJudged, Violation, listed
 
 if TYPE_CHECKING:
     from autotune.engines.launches.shell import Command, ShellText
@@ -152,7 +154,8 @@ def read_all(
         try:
             return _of_shell(command, path, world=world, given=consumer)
         except NotADsConfigError as error:
-            raise _unread_script(path) from error
+            kind = "a script whose code names no ds_config by a literal"
+            raise _not_followed(path, kind, "unread_script") from error
     if path.suffix == ".args" or is_shell(text, path):
         named = (text, path) if launch is None else (launch, path.parent / LINE)
         return _of_shell(*named, world=world, given=consumer)
@@ -172,15 +175,9 @@ def read_all(
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
-def _unread_script(path: Path) -> NotFollowedError:
-    """The error about a script that names no configuration in a way that is read."""
-    kind = "a script whose code names no ds_config by a literal"
-    hint = (
-        f"name the file that starts it, or what it is given with {flag('launch')}; for a "
-        f"configuration that its code makes, `autotune diagnose -- python {path}` reads the live "
-        "engine"
-    )
-    return NotFollowedError(path, kind, message=f"{path}: is {kind}", hint=hint)
+def _not_followed(path: Path, kind: str, row: str, **facts: Any) -> NotFollowedError:
+    told = JobError.of(f"engines.deepspeed.{row}", path=path, **facts)
+    return NotFollowedError(path, kind, message=told.message, hint=told.hint)
 
 
 def _script_of_arguments(path: Path) -> str:
@@ -303,30 +300,17 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
 def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
     """The error for a shell file that names no configuration: a script's code may make it."""
     kind = "a shell file without a launch line that names one"
-    refuse = partial(NotFollowedError, path, kind)
     for command, line in _lines(shell):
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
+        refuse = partial(_not_followed, path, kind, line=command.line, script=script)
         if line.kind and line.open_words and "deepspeed" in text:
-            return refuse(
-                message=f"{path}: line {command.line} starts {script} with "
-                f"{listed(line.open_words, ', ')}, which only the shell knows",
-                hint=command.unread_because or f"say the launch with {flag('launch')}",
-            )
+            hint = command.unread_because or f"say the launch with {flag('launch')}"
+            return refuse("open_launch", words=listed(line.open_words, ", "), hint=hint)
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
-            return refuse(
-                message=f"{path}: line {command.line} starts {script} of Megatron-DeepSpeed "
-                f"(--{min(flags).replace('_', '-')}) without --deepspeed: it trains without "
-                "DeepSpeed",
-                hint="add --deepspeed, and --deepspeed_config with a file",
-            )
+            return refuse("lacks_deepspeed", flag=min(flags).replace("_", "-"))
         if line.kind == "deepspeed" or _MADE_FROM & line.arguments.keys():
-            return refuse(
-                message=f"{path}: line {command.line} names no ds_config: if {script} trains with "
-                "DeepSpeed, its code makes the configuration",
-                hint="put `autotune diagnose --` before the command: it runs for a few steps, and "
-                "the configuration is read from the live engine",
-            )
+            return refuse("made_by_code")
         of_megatron = ("pretrain_gpt.py", "--tensor-model-parallel-size")
         if line.kind and any(word.text.endswith(of_megatron) for word in command.words):
             hint = f"add {flag('engine')} megatron"
@@ -393,11 +377,8 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
     if UNKNOWN.search(name):
-        why = unread or f"say the launch with {flag('launch')}"
-        raise UnknownNameError(
-            f"{asked.path}: names {name!r}, which only the shell knows",
-            f"{why}, or name the ds_config.json itself",
-        )
+        row, why = "only_the_shell_knows", unread or f"say the launch with {flag('launch')}"
+        raise UnknownNameError.of(f"engines.deepspeed.{row}", path=asked.path, name=name, why=why)
     try:
         path = named_path(name, asked.path)
     except RenderError as error:
@@ -589,25 +570,13 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     if not (is_accelerates and starts_deepspeed and (nodes or 1) > 1 and line.is_whole):
         return
     if is_alone:
-        problem = (
-            f"num_machines={nodes} without {' or '.join(OF_NODES)}: accelerate hands the ranks to "
-            "DeepSpeed's launcher (pdsh), which finds no hosts: each node trains by itself"
-        )
-        fix = f"set {OF_NODES[0]} to standard and start the line on each node, or name hosts"
-        yield violation_of("file.lone_nodes", problem=problem, fix=fix)
+        names = " or ".join(OF_NODES)
+        yield of_misfit(misfit("no_hosts", nodes=nodes, names=names, first=OF_NODES[0]))
     why = unmet_machines(line.launcher_flags, file.data, ranks)
     if why and line.kind and by_node.get(OF_NODES[0]) == "standard":
         # Without a file on the line, one of the user's own may say the rest.
-        fix = (
-            "give --main_process_ip HOST, the first node, with --rdzv_backend c10d or a number of "
-        )
-        fix, problem = f"{fix}each machine by --machine_rank", f"{why}, until it gives up"
-        yield violation_of(
-            "file.lone_nodes",
-            consequence="raised" if ranks.starter or file.path else "may_raise",
-            problem=problem,
-            fix=fix,
-        )
+        surely: Consequence = "raised" if ranks.starter or file.path else "may_raise"
+        yield of_misfit(misfit("unmet_machines", surely, why=why))
 
 
 def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
