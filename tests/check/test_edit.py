@@ -62,11 +62,14 @@ def test_comments_that_deepspeed_reads_stay(changes, lines):
     assert changed_lines(REMARKED, after) == lines
     data = json_text.data(after, reads_exponents=True)
     assert data == changed(json_text.data(REMARKED, reads_exponents=True), changes)
+    for mark, end in (("\ufeff", "\n"), ("", "\r\n")):
+        text = mark + REMARKED.replace("\n", end)
+        assert edit(text, changes, "hjson") == mark + after.replace("\n", end)
 
 
 def test_what_would_take_comments_with_it_is_not_edited():
-    for name in ("zero_optimization", "accum"):
-        assert edit(REMARKED, {name: None}, "hjson") is None
+    assert edit(REMARKED, {"zero_optimization": None}, "hjson") is None
+    assert edit('{"a" /* of it */: 2}', {"a": None}, "hjson") is None
     assert edit("{stage: 2}", {}, "hjson") is None, "Hjson that is no JSON"
 
 
