@@ -169,10 +169,8 @@ class _EditedText:
             inner, outer = ("", "") if is_one_line else (outer + self._unit, outer)
             member = f"{self._named(name, False)}: {self._dumped(value, inner)}"
             return self._spliced(section.start, section.end, f"{{{inner}{member}{outer}}}")
-        gap = self._text[section.start + 1 : members[0].start]
-        if gap.strip() and "\n" in gap:
-            gap = self._newline + gap.rpartition("\n")[2]
-        gap = gap if "\n" in gap and not gap.strip() else " "
+        _, is_below, gap = self._text[section.start + 1 : members[0].start].rpartition("\n")
+        gap = self._newline + gap if is_below and not gap.strip() else " "
         newline = gap if "\n" in gap and self._is_json else ""
         at = members[-1].value.end
         step = newline.removeprefix(outer) if newline.startswith(outer) else ""
@@ -187,10 +185,10 @@ class _EditedText:
         index = members.index(member)
         start, end = member.start, member.value.end
         if section.indent is None:
-            before = members[index - 1].value.end if index else section.start + 1
-            after = members[index + 1].start if index + 1 < len(members) else section.end - 1
-            if self._is_json and self._language.comments(self._text, before, after):
-                return self._without_remarked(member, before if index else start)
+            left = members[index - 1].value.end if index else section.start + 1
+            right = members[index + 1].start if index + 1 < len(members) else section.end - 1
+            if self._is_json and self._language.comments(self._text, left, right):
+                return self._without_remarked(member, left if index else start)
             if len(members) == 1:
                 return self._spliced(section.start, section.end, "{}")
             start = members[index - 1].value.end if index else start

@@ -192,10 +192,7 @@ def _compared_config(config: Mapping[str, Any], source: Source) -> Mapping[str, 
     return config
 
 
-_MAPPINGS = {
-    _MICRO: "--per_device_train_batch_size",
-    _ACCUM: "--gradient_accumulation_steps",
-}
+_MAPPINGS = {_MICRO: "--per_device_train_batch_size", _ACCUM: "--gradient_accumulation_steps"}
 
 
 def _unmapped(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -300,30 +297,23 @@ def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         if is_given or is_open or value in (AUTO, default):
             continue
         if own_defaults is None or own_defaults.isdisjoint(names):
-            yield violation_of(
-                "huggingface.default_mismatch",
-                key,
-                is_note=own_defaults is None and source.lost.isdisjoint(names),
-                key=key,
-                value=value,
-                name=" and ".join(names),
-                default=default,
-            )
+            facts = {"key": key, "value": value, "name": " and ".join(names), "default": default}
+            is_note = own_defaults is None and source.lost.isdisjoint(names)
+            yield violation_of("huggingface.default_mismatch", key, is_note=is_note, **facts)
 
 
 def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     for argument, name in (("optim", "optimizer"), ("lr_scheduler_type", "scheduler")):
         given, section = source.arguments.get(argument), config.get(name)
         if given is not None and isinstance(section, Mapping):
-            yield violation_of(
-                "huggingface.argument_ignored",
-                name,
-                choices=({name: None},),
-                argument=argument,
-                given=given,
-                name=name,
-                type=section.get("type"),
-            )
+            facts = {
+                "argument": argument,
+                "given": given,
+                "name": name,
+                "type": section.get("type"),
+            }
+            rule = "huggingface.argument_ignored"
+            yield violation_of(rule, name, choices=({name: None},), **facts)
 
 
 _KEPT_BESIDE_OFFLOAD = frozenset(PROGRAMS["accelerate"]["optimizers_for_the_cpu"])
@@ -394,15 +384,9 @@ def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
         if asked is None or value is None or value in (AUTO, asked):
             continue
         if name != "zero3_save_16bit_model":  # it only saves
-            yield violation_of(
-                "huggingface.flag_ignored",
-                key,
-                choices=(at_key(key, AUTO), at_key(key, asked)),
-                flag=name,
-                asked=asked,
-                key=key,
-                value=value,
-            )
+            facts = {"flag": name, "asked": asked, "key": key, "value": value}
+            ways = (at_key(key, AUTO), at_key(key, asked))
+            yield violation_of("huggingface.flag_ignored", key, choices=ways, **facts)
 
 
 def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -417,20 +401,11 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
         return
     name, other = ("fp16", "bf16") if asked == "fp16" else ("bf16", "fp16")
     if look_up(config, f"{name}.enabled") is False:
-        yield violation_of(
-            "huggingface.mixed_precision_lost",
-            f"{name}.enabled",
-            choices=({name: {"enabled": AUTO}},),
-            asked=asked,
-            name=name,
-        )
+        rule, choice = "huggingface.mixed_precision_lost", {name: {"enabled": AUTO}}
+        yield violation_of(rule, f"{name}.enabled", choices=(choice,), asked=asked, name=name)
     if look_up(config, f"{other}.enabled") is True:
-        yield violation_of(
-            "huggingface.mixed_precision",
-            changes={other: {"enabled": AUTO}},
-            asked=asked,
-            name=other,
-        )
+        changes = {other: {"enabled": AUTO}}
+        yield violation_of("huggingface.mixed_precision", changes=changes, asked=asked, name=other)
 
 
 def _yaml_file(source: Source) -> Iterator[Violation]:

@@ -228,7 +228,7 @@ def test_a_script_clips_by_what_accelerate_hands_on(tmp_path, norm, found):
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
     write(tmp_path, text, "a.yaml")
     line = "accelerate launch --config_file a.yaml train.py\n"
-    torchs = "Accelerator().prepare({})\ntorch.nn.utils"
+    torchs = "Accelerator().prepare({}, dl)\ntorch.nn.utils"
     for clipper in (
         "Accelerator()",
         torchs.format("p"),

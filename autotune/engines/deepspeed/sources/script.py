@@ -27,10 +27,8 @@ _FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
 _FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
 """Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
 _MAKERS = (*_CLASSES, "parse_args_into_dataclasses")
-_TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig", "Init")
-_TELL_ZERO += tuple(
-    f"parse_{what}" for what in ("args_and_config", "dict", "json_file", "yaml_file")
-)
+_READ = ("parse_args_and_config", "parse_dict", "parse_json_file", "parse_yaml_file")
+_TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig", "Init", *_READ)
 """What beside Trainer's arguments lets `from_pretrained` know of ZeRO from then on."""
 _LOADER = re.compile("load|data|iter|dl|batch|train|set|eval|val", re.IGNORECASE)
 _MODEL = re.compile(r"AutoModel\w*|(?!Auto)\w+(?:For[A-Z]\w+|LMHeadModel)")
