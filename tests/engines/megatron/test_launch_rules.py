@@ -27,13 +27,14 @@ LEGAL = (
 # Each breaks the rule of its name, on top of what is legal.
 BROKEN = DATA["BROKEN"]
 OF_NODES = ("connections", "visible_devices", "ranks", "tasks", "lone_nodes", "idle_devices")
+OF_NODES += ("lightning",)
 OTHERWISE = {
     "ep.ranks",
     "batch.micro",
-    "batch.ppo_mini",
+    *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding"),
     *(f"environment.{name}" for name in OF_NODES),
 }
-"""Rules of what is missing and of the environment: they have other tests."""
+"""Rules of what is missing, of verl and of the environment: they have other tests."""
 AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
 """Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""
 
