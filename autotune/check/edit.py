@@ -19,7 +19,8 @@ _At = tuple[Any, ...]
 """Keys from the root of a text to one of its values."""
 _INDENTED = re.compile(r"\n([ \t]+)")
 _FLOAT = re.compile(r"(?<![\w.])-?(?:0|[1-9]\d*)(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.])")
-_REMARK_BEHIND = re.compile(r"[ \t]*(,?)[ \t]*(?://|#)[^\r\n]*")
+_REMARK_BEHIND = re.compile(r"[ \t]*(,?)[ \t]*(?:(?://|#)[^\r\n]*|/\*[^\n]*?\*/)")
+_BETWEEN = re.compile(r"(?:\s|(?://|#)[^\n]*|/\*.*?\*/)*+(,?)", re.DOTALL)
 _MOST_READ = {"json": 2**26, "hjson": 2**22, "yaml": 2**22}
 """Characters that are read again for all changes of a text together: PyYAML takes its time."""
 
@@ -168,14 +169,13 @@ class _EditedText:
             inner, outer = ("", "") if is_one_line else (outer + self._unit, outer)
             member = f"{self._named(name, False)}: {self._dumped(value, inner)}"
             return self._spliced(section.start, section.end, f"{{{inner}{member}{outer}}}")
-        gap = self._text[section.start + 1 : members[0].start]
-        gap = gap[gap.rfind("\n") :] if gap.strip() and "\n" in gap else gap
-        gap = gap if "\n" in gap and not gap.strip() else " "
+        _, is_below, gap = self._text[section.start + 1 : members[0].start].rpartition("\n")
+        gap = self._newline + gap if is_below and not gap.strip() else " "
         newline = gap if "\n" in gap and self._is_json else ""
         at = members[-1].value.end
         step = newline.removeprefix(outer) if newline.startswith(outer) else ""
         member = f"{self._named(name, False)}: {self._dumped(value, newline, step)}"
-        remark = _REMARK_BEHIND.match(self._text, at) if self._is_json else None
+        remark = _REMARK_BEHIND.match(self._text, at) if newline else None
         behind, comma = (remark[0], remark[1]) if remark else ("", "")  # about the last member
         return self._spliced(at, at + len(behind), f"{'' if comma else ','}{behind}{gap}{member}")
 
@@ -185,11 +185,12 @@ class _EditedText:
         index = members.index(member)
         start, end = member.start, member.value.end
         if section.indent is None:
+            left = members[index - 1].value.end if index else section.start + 1
+            right = members[index + 1].start if index + 1 < len(members) else section.end - 1
+            if self._is_json and self._language.comments(self._text, left, right):
+                return self._without_remarked(member, left if index else start)
             if len(members) == 1:
                 return self._spliced(section.start, section.end, "{}")
-            remark = _REMARK_BEHIND.match(self._text, end) if self._is_json else None
-            if remark and remark[1]:  # it keeps its line
-                return self._spliced(start, remark.end(1), "")
             start = members[index - 1].value.end if index else start
             return self._spliced(start, end if index else members[1].start, "")
         start, end = self._text.rfind("\n", 0, start) + 1, self._line_end(end)
@@ -205,6 +206,18 @@ class _EditedText:
             return self._spliced(start, end, f"{remarks}{{}}{self._newline}")
         after, at = self._spliced(start, end, remarks), self._text.index(":", above.end) + 1
         return f"{after[:at]} {{}}{after[at:]}"
+
+    def _without_remarked(self, member: Member, before: int) -> str:
+        """The text without a member of JSON; what stands around it keeps its place."""
+        text, start, end = self._text, member.start, member.value.end
+        behind, ahead = (next(_BETWEEN.finditer(text, at)) for at in (end, before))
+        end = behind.end() if behind[1] else end
+        line, rest = text.rfind("\n", 0, start) + 1, self._line_end(end)
+        if not (text[line:start] + text[end:rest]).strip():
+            start, end = line, rest
+        if ahead[1] and not behind[1]:
+            return text[: ahead.start(1)] + text[ahead.end() : start] + text[end:]
+        return self._spliced(start, end, "")
 
     def _line_end(self, at: int) -> int:
         """Start of the next line."""

@@ -280,10 +280,7 @@ def check(
 
 
 def _checked(
-    source: Source,
-    environment: Environment,
-    chosen: Sequence[Reply],
-    ignore: Sequence[str],
+    source: Source, environment: Environment, chosen: Sequence[Reply], ignore: Sequence[str]
 ) -> tuple[CheckReport, Mapping[str, Any]]:
     """The report, and the configuration after what was mended."""
     wishes = _Wishes(source, ignore)
@@ -306,35 +303,21 @@ def _checked(
             looked_at, of_config = config, wishes.wanted(again.violations)
         return of_config
 
-    mended = mend(
-        source.config,
-        look,
-        Terms(
-            knows_world=source.world is not None,
-            words=partial(words_for, source),
-        ),
-        chosen,
-    )
+    terms = Terms(knows_world=source.world is not None, words=partial(words_for, source))
+    mended = mend(source.config, look, terms, chosen)
     text = None
     if not why_not and repr(mended.config) != repr(source.config):
         text = text_after(source, mended.config, mended.moves)
         if text is None:
             why_not = "its text cannot be changed there with every comment and alias kept"
-    new = _new(mended.seen, before)
     report = CheckReport(
         source=source,
         environment=environment,
         world=first.world,
         world_because=first.world_because,
-        found=(
-            *(
-                Found(violation=_discreet(one), place=wishes.place(one), after_fix=False)
-                for one in before
-            ),
-            *(
-                Found(violation=_discreet(one), place=wishes.place(one), after_fix=True)
-                for one in new
-            ),
+        found=tuple(
+            Found(violation=_discreet(one), place=wishes.place(one), after_fix=at >= len(before))
+            for at, one in enumerate((*before, *_new(mended.seen, before)))
         ),
         left=tuple(before) if why_not else (*mended.left, *of_file),
         questions=() if why_not else tuple(map(_discreet_question, mended.questions)),

@@ -62,11 +62,14 @@ def test_comments_that_deepspeed_reads_stay(changes, lines):
     assert changed_lines(REMARKED, after) == lines
     data = json_text.data(after, reads_exponents=True)
     assert data == changed(json_text.data(REMARKED, reads_exponents=True), changes)
+    for mark, end in (("\ufeff", "\n"), ("", "\r\n")):
+        text = mark + REMARKED.replace("\n", end)
+        assert edit(text, changes, "hjson") == mark + after.replace("\n", end)
 
 
 def test_what_would_take_comments_with_it_is_not_edited():
-    for name in ("zero_optimization", "accum"):
-        assert edit(REMARKED, {name: None}, "hjson") is None
+    assert edit(REMARKED, {"zero_optimization": None}, "hjson") is None
+    assert edit('{"a" /* of it */: 2}', {"a": None}, "hjson") is None
     assert edit("{stage: 2}", {}, "hjson") is None, "Hjson that is no JSON"
 
 
@@ -106,8 +109,9 @@ def test_keys_that_are_written_twice_are_named():
 
 
 _KEYS = st.sampled_from(["a", "b", "c", 'quote"', "ünder"])
+_SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3))
 _VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    _SCALARS,
     lambda inner: st.one_of(
         st.lists(inner, max_size=2), st.dictionaries(_KEYS, inner, max_size=3)
     ),
@@ -121,6 +125,15 @@ def test_any_text_says_after_any_changes_what_they_say(config, changes, indent):
     after = edit(json.dumps(config, indent=indent), changes)
     wanted = changed(config, changes)
     assert json.dumps(json.loads(after), sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+@given(config=st.dictionaries(_KEYS, _SCALARS), changes=_OBJECTS, comma=st.sampled_from(["", ","]))
+def test_comments_between_keys_are_no_obstacle(config, changes, comma):
+    first, *lines = json.dumps({**config, "last": 0}, indent=2).split("\n")
+    lines[-2] += comma
+    text = "\n".join([first, *(f'  # "{n}": {{\n{line} // {n}' for n, line in enumerate(lines))])
+    after = json_text.data(edit(text, changes, "hjson"), reads_exponents=True)
+    assert same_data(after, changed({**config, "last": 0}, changes))
 
 
 def test_the_fix_of_every_rule_can_be_written():

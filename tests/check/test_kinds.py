@@ -122,6 +122,8 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"{TASKS}srun env RANK=0 {PYTHON} {BATCH}", "RANK of each task"),
         (f"#SBATCH -N 2 --ntasks-per-node=4\nsrun python {NEMO}", "the line does not override"),
         (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
+        (f"{VERL} trainer.n_gpus_per_node=4 data.train_batch_size=0 "
+         "actor_rollout_ref.actor.ppo_mini_batch_size=16", "not override"),
         (f"cat > w.sh <<'E'\nexport RANK=$SLURM_PROCID\nexec \"$@\"\nE\n"
          f"{TASKS}srun bash w.sh {PYTHON} {BATCH}", "other checks"),
     ],
@@ -215,6 +217,7 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
     monkeypatch.chdir(tmp_path)
     would_run, found, _ = judged(tmp_path, f"#!/bin/bash\n{text}\n")
     assert (would_run, rule in found) == (False, True)
+    assert rule != "file.visible_devices" or found == {rule}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,8 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
     [
         ("deepspeed --num_gpus $N t.py --deepspeed_config open.json", "number of ranks"),
         ("deepspeed --hostfile h t.py --deepspeed_config plain.json", "the number of ranks"),
+        (f"cat > h <<E\n`hostname` slots=2\nE\ndeepspeed --hostfile h --include a {SCRIPT}",
+         "the number of ranks"),
         (f"{DEEPSPEED} 2 --num_nodes 2 t.py --deepspeed_config plain.json", "/job/hostfile"),
         ("python t.py --deepspeed_config open.json -n 3", "number of ranks"),
         ("mpirun python t.py --deepspeed_config open.json -n 3", "number of ranks"),
@@ -266,6 +271,9 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"{SEVERAL}srun bash -c '{MACHINES} --machine_rank $SLURM_NODEID "
         "--main_process_ip $H t.py'",
         f"{RLHF}_sft --train_batch_size 256 --micro_train_batch_size 4",
+        # What stands before a launcher is another program's.
+        f"cat > h <<E\na slots=4\nE\nsrun -N 1 --exclude b deepspeed --hostfile h {SCRIPT}",
+        f"printf 'a\\nb\\n' > h\nmpirun -np 2 --hostfile h {OF_TWO} {MEETS} {SCRIPT}",
         "accelerate launch --config_file other.yaml trainer.py --deepspeed plain.json "
         f"{TRAINER.partition('plain.json ')[2]} --gradient_accumulation_steps 2",
     ],

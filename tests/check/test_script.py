@@ -228,13 +228,27 @@ def test_a_script_clips_by_what_accelerate_hands_on(tmp_path, norm, found):
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 2}\n"
     write(tmp_path, text, "a.yaml")
     line = "accelerate launch --config_file a.yaml train.py\n"
-    for clipper in ("Accelerator()", "Accelerator\ntorch.nn.utils"):
+    torchs = "Accelerator().prepare({}, dl)\ntorch.nn.utils"
+    for clipper in (
+        "Accelerator()",
+        torchs.format("p"),
+        torchs.format("q"),
+        "if zero: Accelerator()",
+    ):
         write(tmp_path, f"{clipper}.clip_grad_norm_(p, {norm})", "train.py")
-        assert rules(checked(write(tmp_path, line, "run.sh"))) == found
+        is_clipped = "q" not in clipper and "if" not in clipper
+        assert rules(checked(write(tmp_path, line, "run.sh"))) == (found if is_clipped else [])
     write(tmp_path, {"train_micro_batch_size_per_gpu": "auto", **Z2}, "ds.json")
     write(tmp_path, text.replace("zero_stage: 2", "deepspeed_config_file: ds.json"), "a.yaml")
-    for given, rule in (("m", ["accelerate.no_loader"]), ("m, train_dl", []), ("*all", [])):
-        write(tmp_path, f"Accelerator().prepare({given})", "train.py")
+    for script, rule in (
+        ("Accelerator().prepare(m)", ["accelerate.no_loader"]),
+        ("Accelerator().prepare(m, train_dl)", []),
+        ("Accelerator().prepare(*all)", []),
+        ("tokenizer.prepare(m); Accelerator().prepare(m, batches)", []),
+        ("def later(): accelerator.prepare(m)\nAccelerator().prepare(m, batches)", []),
+        ("config['train_micro_batch_size_per_gpu'] = 4; Accelerator().prepare(m)", []),
+    ):
+        write(tmp_path, script, "train.py")
         assert rules(checked(write(tmp_path, line, "run.sh"))) == rule
 
 

@@ -81,7 +81,7 @@ _NODES = re.compile(r"(\d+:)?(\d+)")
 _REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
 _STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
-_NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#$\s][^$\n]*$", re.MULTILINE)
+_NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#\s].*$", re.MULTILINE)
 _LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
 
 _BY_SHELL = re.compile(r"[\"']?[$`]")
@@ -313,24 +313,19 @@ def ranks_of(
     if parts.kind:
         ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]
         is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
-        flags = [words[number] for number in parts.launcher_flags]
         behind = [words[number] for number in parts.launcher_flags if number > parts.launcher_at]
-        given, is_read = dict(flags_of(flags)), not any(open_words(behind))
+        given, is_read = dict(flags_of(behind)), not any(open_words(behind))
         is_here &= parts.kind == "torchrun" or _REACHING.isdisjoint(given)
         left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
         ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
         if parts.kind == "torchrun" and is_read:
             why = _unmet(_with_variables(given, variables), ranks)
             ranks = replace(ranks, unmet=why)
-        if hostfile := text_of(str(given.get("hostfile", ""))):
-            hosts = {host: int(n) for host, n in _HOST.findall(hostfile)}
-            bad = _NO_HOST.search(hostfile)
-            why = f"{bad[0].strip()!r} in the hostfile is no HOST slots=N" if bad else ""
-            ranks = replace(ranks, unlisted=why or _unlisted(hosts, given))
-            ranks = ranks.of(*_on_hosts(hosts, given))
-            ranks = replace(
-                ranks, reaches_nodes=parts.kind == "deepspeed" and "no_ssh" not in given
-            )
+        hostfile = text_of(str(given.get("hostfile", "")))
+        if hostfile and parts.kind == "deepspeed":
+            why = _unlisted(hostfile, given)
+            ranks = replace(ranks, unlisted=why, reaches_nodes="no_ssh" not in given)
+            ranks = ranks if why else ranks.of(*_on_hosts(_hosts_of(hostfile), given))
         else:
             ranks = ranks.of(
                 *ranks_by(parts.kind, given, variables, default=1 if is_read else None)
@@ -589,11 +584,22 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
     return (sum(kept), max(kept)) if kept else (None, None)
 
 
-def _unlisted(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> str:
-    """What `--include` or `--exclude` names and a hostfile lacks; empty: nothing.
+def _hosts_of(hostfile: str) -> dict[str, int]:
+    """Host -> slots."""
+    return {host: int(n) for host, n in _HOST.findall(hostfile)}
 
+
+def _unlisted(hostfile: str, flags: Mapping[str, Any]) -> str:
+    """What `--include` or `--exclude` names and a hostfile lacks, or a line of it that is none.
+
+    Empty: nothing, or the shell fills the hostfile in.
     launcher/runner.py: parse_resource_filter.
     """
+    if "$" in hostfile or "`" in hostfile:
+        return ""
+    if bad := _NO_HOST.search(hostfile):
+        return f"{bad[0].strip()!r} in the hostfile is no HOST slots=N"
+    hosts = _hosts_of(hostfile)
     for name in ("include", "exclude"):
         given = flags.get(name, "")
         for one in given.split("@") if given and not UNKNOWN.search(given) else ():

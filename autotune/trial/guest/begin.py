@@ -58,7 +58,8 @@ def begin() -> None:
 
 def _use_port(constants: ModuleType) -> None:
     """Let DeepSpeed's launcher, which reads no variable, meet at the trial's port by default."""
-    vars(constants)["TORCH_DISTRIBUTED_DEFAULT_PORT"] = int(os.environ["MASTER_PORT"])
+    if (port := os.environ.get("MASTER_PORT", "")).isdecimal():  # a script may take it away
+        vars(constants)["TORCH_DISTRIBUTED_DEFAULT_PORT"] = int(port)
 
 
 def take_rank(folder: Path, rank: int) -> bool:

@@ -211,7 +211,8 @@ def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
     name, target = (*paths, "")[:2]  # the old name and the new one
     if _is_passed_by(target):
         return target
-    if target and call.__name__ in ("copy", "copy2", "move") and os.path.isdir(target):
+    is_into = getattr(call, "__name__", "") in ("copy", "copy2", "move")
+    if target and is_into and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(name))
     if _is_unsaved(name):
         if target:

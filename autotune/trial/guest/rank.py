@@ -273,7 +273,9 @@ class Guest(Rank):
 
     def _wait_for(self, engine: Any, facts: dict[str, Any]) -> None:
         """Watch the first engine that trains, from its first training pass on."""
-        from autotune.trial.guest.intake import is_training_pass  # torch
+        from torch.nn import Module
+
+        from autotune.trial.guest.intake import is_training_pass
 
         for name in _ENGINE_CALLS:
             if hasattr(engine, name):
@@ -303,7 +305,7 @@ class Guest(Rank):
             """A pass by the engine's hooks, which `engine.forward(batch)` leaves out."""
             nonlocal is_called
             if not is_called:
-                return engine(*args, **kwargs)
+                return Module.__call__(engine, *args, **kwargs)  # an engine's may leave them out
             is_called = False
             return original(*args, **kwargs)
 

@@ -136,6 +136,11 @@ class Engine(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
+    def directly(self) -> "Engine":
+        """The same, called past its hooks, as an engine of a script's may be."""
+        self.__class__ = type("Direct", (Engine,), {"__call__": lambda me, x: me.forward(x)})
+        return self
+
 
 @pytest.mark.parametrize(
     ("call", "past_engine"),
@@ -145,6 +150,7 @@ class Engine(torch.nn.Module):
         (lambda engine, x: engine.module(x), True),
         (lambda engine, x: copy.deepcopy(engine.module)(x), None),
         (lambda engine, x: engine.eval()(x), None),
+        (lambda engine, x: engine.directly()(x), False),
     ],
 )
 def test_a_pass_is_seen_however_a_script_makes_it(

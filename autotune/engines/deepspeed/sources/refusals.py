@@ -98,7 +98,8 @@ def _of_scripts(source: Source) -> Iterator[Violation]:
         yield violation_of("accelerate.device_map", script=script.name, value=loaded[0])
     if is_trainers:
         return
-    if config.get(BATCH_KEYS[0]) == AUTO and prepares_no_loader(script):
+    is_open = config.get(BATCH_KEYS[0]) == AUTO and not reads_name(script, BATCH_KEYS[0])
+    if is_open and prepares_no_loader(script):
         yield violation_of("accelerate.no_loader", script=script.name)
     if "optimizer" in config and hands_optimizer(script, "prepare"):
         yield violation_of("accelerate.two_optimizers", script=script.name)

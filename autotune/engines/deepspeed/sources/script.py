@@ -27,9 +27,10 @@ _FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
 _FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
 """Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
 _MAKERS = (*_CLASSES, "parse_args_into_dataclasses")
-_TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig")
-"""Classes beside Trainer's arguments from which on `from_pretrained` knows of ZeRO."""
-_LOADER = re.compile("load|data|iter|dl", re.IGNORECASE)
+_READ = ("parse_args_and_config", "parse_dict", "parse_json_file", "parse_yaml_file")
+_TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig", "Init", *_READ)
+"""What beside Trainer's arguments lets `from_pretrained` know of ZeRO from then on."""
+_LOADER = re.compile("load|data|iter|dl|batch|train|set|eval|val", re.IGNORECASE)
 _MODEL = re.compile(r"AutoModel\w*|(?!Auto)\w+(?:For[A-Z]\w+|LMHeadModel)")
 """Names of classes of whole models; others are of adapters, tokenizers and processors."""
 _ABOUT_ZERO = re.compile("zero|deepspeed", re.IGNORECASE)
@@ -245,7 +246,13 @@ def device_map(path: Path, given: Mapping[str, Any] | None) -> tuple[Any, bool] 
 def clips_to(path: Path) -> Any:
     """The norm to which a script of accelerate's clips gradients; None: none is known."""
     tree = _tree(path)
+    places = _places(tree)
+    prepared = {_name(one) for call in _calls(tree, "prepare") for one in call.args}
     for call in _calls(tree, "clip_grad_norm_"):
+        is_torchs = isinstance(call.func, ast.Name) or "utils" in ast.unparse(call.func)
+        clipped = {_name(one) for given in call.args[:1] for one in ast.walk(given)}
+        if _ABOUT_ZERO.search(places[call][1]) or (is_torchs and not clipped & prepared):
+            continue
         norms = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "max_norm")]
         with contextlib.suppress(KeyError, ValueError, IndexError):
             return _value(norms[0], _own_flags(tree, {}), _constants(tree))
@@ -254,10 +261,13 @@ def clips_to(path: Path) -> Any:
 
 def prepares_no_loader(path: Path) -> bool:
     """Whether the first `prepare` of a script of accelerate's takes nothing like a data loader."""
-    calls = [call for call in _calls(_tree(path), "prepare") if call.args]
-    given = min(calls, key=lambda call: call.lineno).args if calls else ()
-    names = [_name(one) for one in given]
-    return bool(names) and all(name and not _LOADER.search(name) for name in names)
+    tree = _tree(path)
+    places, calls = _places(tree), [call for call in _calls(tree, "prepare") if call.args]
+    calls = [call for call in calls if "accel" in ast.unparse(call.func).lower()]
+    if len({places[call][0] for call in calls}) != 1:
+        return False  # nothing tells which is the first
+    names = [_name(one) for one in min(calls, key=lambda call: call.lineno).args]
+    return all(name and not _LOADER.search(name) for name in names)
 
 
 def loads_first(path: Path) -> str:
