@@ -24,8 +24,6 @@ _SIZES = {
 }
 """Field of `ModelShape` that predictions need -> its name in words."""
 _EXPERTS = ("n_experts", "experts_per_token")
-
-
 _SHAPE_COLUMNS = (
     *("gated_mlp", "tied_embeddings"),
     *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
@@ -33,8 +31,6 @@ _SHAPE_COLUMNS = (
     *("latent_value_dim", "window", "n_windowed_layers", "expert_biases"),
 )
 """Fields of `ModelShape` that are columns under the same name."""
-
-
 _ATTENTION_MODULES = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "Wqkv"),
     *("c_attn", "query_key_value", "query", "key", "value", "dense"),
@@ -134,31 +130,23 @@ def routed_share(model: Model) -> float:
 def _unseen(model: Model) -> JobError:
     """The error that says which sizes of a model cannot be seen, and what is left."""
     unseen = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
-    trained = (
-        "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
-        "deepspeed` trains it"
-    )
     hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
     config: Mapping[str, object] = model.source.get("config", {})
     family = config.get("model_type")
     whose = f"a config of the family {family}" if family else "it"
-    if family:
-        hint = trained
+    why = f"{whose} does not say {' and '.join(unseen)}"
+    if model.shape.unsaid:
+        whose = f"the family {family}" if family else "it"
+        why = f"{whose} has {model.shape.unsaid}, which the cost model does not know"
+    if family or model.shape.unsaid:
+        hint = (
+            "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
+        )
+        hint += "deepspeed` trains it"
     elif unseen == [_SIZES["n_heads"]]:
         names = ", ".join(HEADS)
         hint = f"keep their number in the model, its `config` or its attention as one of: {names}"
-    if model.shape.unsaid:
-        return JobError(
-            f"model {model.name!r}: {f'the family {family}' if family else 'it'} has "
-            f"{model.shape.unsaid}, which the cost model does not know, so nothing can be "
-            "predicted",
-            trained,
-        )
-    return JobError(
-        f"model {model.name!r}: {whose} does not say {' and '.join(unseen)}, so nothing can be "
-        "predicted",
-        hint,
-    )
+    return JobError(f"model {model.name!r}: {why}, so nothing can be predicted", hint)
 
 
 def unseen_model_columns(job: Job) -> dict[str, float]:

@@ -193,17 +193,14 @@ def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     if not is_known or lora["target_modules"] != ALL_LINEAR:
         found = _probe(source, where=model.name)
         return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
-    hidden, width, ffn_hidden = shape.hidden, shape.attention_width, shape.ffn_hidden
-    kv_width, mlps = shape.n_kv_heads * width // shape.n_heads, 3 * (hidden + ffn_hidden)
-    n_trained = int(shape.n_layers * rank * adapted_widths(hidden, width, kv_width, mlps))
-    adapted = dataclasses.replace(
-        shape,
-        n_params=n_trained,
-        n_params_frozen=shape.n_params,
-        n_params_active=shape.n_params_active + n_trained,
-        largest_param=max(shape.largest_param, rank * max(hidden, width, ffn_hidden)),
-    )
-    return dataclasses.replace(model, shape=adapted, source=source)
+    hidden, width, inner = shape.hidden, shape.attention_width, shape.ffn_hidden
+    kv_width, mlps = shape.n_kv_heads * width // shape.n_heads, 3 * (hidden + inner)
+    trained = int(shape.n_layers * rank * adapted_widths(hidden, width, kv_width, mlps))
+    largest = max(shape.largest_param, rank * max(hidden, width, inner))
+    active, frozen = shape.n_params_active + trained, {"n_params_frozen": shape.n_params}
+    counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
+    shape = dataclasses.replace(shape, **counts)
+    return dataclasses.replace(model, shape=shape, source=source)
 
 
 def presets() -> list[str]:
