@@ -277,8 +277,8 @@ def plan_search(session: Session, prospect: Prospect | None = None, *, fresh: bo
         JobError: No file can be made for what is searched.
     """
     if why := session.engine.no_files():
-        instead = f"search by another {flag('engine')}, or a script of your own"
-        raise JobError(why, f"{instead}; `autotune plan` ranks them")
+        instead = "search by a script of your own, or by another engine that trains it"
+        raise JobError(why, f"{instead}; `autotune plan` ranks this one")
     history = History() if fresh else session.history_to_resume()
     return make_plan(session, history, prospect)
 

@@ -33,11 +33,10 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
     attention = found.attention.get(precision, _UNMEASURED_ATTENTION)
     wide = "fp32" if precision == "fp32" else accelerator.half
     powered = accelerator.powered_share(wide)
+    held = accelerator.rate(precision) * accelerator.powered_share(precision)
     return {
         # `sustained_share` holds for both, and narrow products take less power.
-        "matmul_flops": accelerator.rate(precision)
-        * accelerator.powered_share(precision)
-        / powered,
+        "matmul_flops": held / powered,
         "half_flops": accelerator.rate(wide),
         "sustained_share": accelerator.sustained_share * powered,
         "memory_bytes": accelerator.memory_bytes,

@@ -319,21 +319,16 @@ class Errors(BaseModel):
         def is_among(accelerator: Accelerator, names: Iterable[str]) -> bool:
             return any(accelerator.is_like(table[name]) for name in names if name in table)
 
-        flags: dict[tuple[str, int], tuple[bool, bool, bool]] = {}
-        rows = []
-        for name, accelerator in zip(frameworks, accelerators, strict=True):
-            key = (name, id(accelerator))
-            if key not in flags:
-                is_probed = accelerator.measured is not None
-                seen = self.accelerators.get(name, [])
-                is_known = bool(seen) and (is_probed or is_among(accelerator, seen))
-                flags[key] = (
-                    is_known,
-                    not seen,
-                    not is_probed and not is_among(accelerator, every),
-                )
-            rows.append(flags[key])
-        known, new_framework, new_accelerator = np.array(rows, bool).reshape(-1, 3).T
+        def flags(name: str, one: Accelerator) -> tuple[bool, bool, bool]:
+            seen, is_probed = self.accelerators.get(name, []), one.measured is not None
+            is_known = bool(seen) and (is_probed or is_among(one, seen))
+            return is_known, not seen, not (is_probed or is_among(one, every))
+
+        pairs = {(n, id(a)): (n, a) for n, a in zip(frameworks, accelerators, strict=True)}
+        found = {key: flags(*pair) for key, pair in pairs.items()}
+        keys = zip(frameworks, map(id, accelerators), strict=True)
+        rows = np.array([found[key] for key in keys], bool).reshape(-1, 3)
+        known, new_framework, new_accelerator = rows.T
         return RunFacts(
             frameworks=np.array(frameworks, np.str_),
             is_known=known,

@@ -35,8 +35,6 @@ class Recompute(IntEnum):
 class Algorithm(IntEnum):
     """How all-reduces go, as the column `all_reduce_algorithm` holds it."""
 
-    FASTEST = 0
-    """Whichever takes less at each size, as NCCL chooses."""
     RING = 1
     TREE = 2
 
@@ -240,7 +238,7 @@ class Plans(PlanColumns):
     across_hop_s: Column = 0.0
     """The same between nodes of two groups."""
     all_reduce_algorithm: Column = 0.0
-    """An `Algorithm`; one that is forced comes before what was measured."""
+    """An `Algorithm`, which comes before what was measured; 0: the fastest, as NCCL chooses."""
     layer_host_s: Column = 0.0
     """Host time of one layer forward and backward, where that was measured; 0: as the constants
     say of its kernels."""

@@ -23,8 +23,7 @@ _SIZES = {
     "vocab": "its vocabulary",
 }
 """Field of `ModelShape` that predictions need -> its name in words."""
-
-
+_EXPERTS = ("n_experts", "experts_per_token")
 _SHAPE_COLUMNS = (
     *("gated_mlp", "tied_embeddings"),
     *("n_dense_layers", "dense_ffn_hidden", "shared_expert_hidden", "n_mtp_layers"),
@@ -32,8 +31,6 @@ _SHAPE_COLUMNS = (
     *("latent_value_dim", "window", "n_windowed_layers", "expert_biases"),
 )
 """Fields of `ModelShape` that are columns under the same name."""
-
-
 _ATTENTION_MODULES = {
     *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "Wqkv"),
     *("c_attn", "query_key_value", "query", "key", "value", "dense"),
@@ -45,8 +42,6 @@ _PACKED_BYTES = 0.52
 _UNPACKED_BY_KERNEL = 2.5
 """Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
 csrc/kernels.cu, kDequantizeBlockwise."""
-
-
 _WITHOUT_DROPOUT = 0.7
 """Traffic of adapters that drop nothing, over that of others: inputs are read, and no more (2 of
 10 bytes), results as usual (14). Source: huggingface/peft, src/peft/tuners/lora/layer.py, where
@@ -68,22 +63,16 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
     shape = job.model_with(layers).shape
     if not has_shape(shape):
         raise _unseen(job.model)
-    return {
-        "n_layers": shape.n_layers,
-        "hidden": shape.hidden,
-        "ffn_hidden": shape.ffn_hidden,
-        "n_heads": shape.n_heads,
-        "n_kv_heads": shape.n_kv_heads,
-        "vocab": shape.vocab,
+    columns = {
+        **{n: getattr(shape, n) for n in (*_SIZES, "n_kv_heads", *_EXPERTS)},
         "seq_len": job.seq_len,
         "learned_positions": float(shape.max_seq_len is not None),
-        "n_experts": shape.n_experts,
-        "experts_per_token": shape.experts_per_token,
         **shape_columns(shape),
         "routed_share": routed_share(job.model),
         "trained_share": _trained_share(shape),
-        **({} if job.finetune is None else _adapters(job.finetune, shape, job.precision)),
     }
+    lora = job.finetune
+    return columns if lora is None else columns | _adapters(lora, shape, columns, job.precision)
 
 
 def shape_columns(shape: ModelShape) -> dict[str, float]:
@@ -92,27 +81,43 @@ def shape_columns(shape: ModelShape) -> dict[str, float]:
     return {"head_dim": head_dim} | {n: float(getattr(shape, n)) for n in _SHAPE_COLUMNS}
 
 
-def packed_columns(embeddings: float, wide_bytes: float) -> dict[str, float]:
-    """Columns of frozen weights in 4 bits, of which a share are embeddings, which stay wide.
+def embedding_params(sizes: Mapping[str, float]) -> float:
+    """Parameters of one or two embeddings."""
+    return (2.0 - sizes["tied_embeddings"]) * sizes["vocab"] * sizes["hidden"]
 
-    bitsandbytes and GPTQ quantise linear layers alone.
+
+def packed_columns(
+    sizes: Mapping[str, float], n_params: float, wide_bytes: float, experts: float = 0.0
+) -> dict[str, float]:
+    """Columns of frozen weights in 4 bits.
+
+    bitsandbytes and GPTQ quantise linear layers alone: embeddings stay wide, and so do `experts`,
+    parameters of those that are none.
     """
-    mean_bytes = (1.0 - embeddings) * _PACKED_BYTES + embeddings * wide_bytes
-    return {"weight_bytes": mean_bytes, "dequantized_bytes": _UNPACKED_BY_KERNEL}
+    wide = (embedding_params(sizes) + experts) / n_params
+    mean_bytes = (1.0 - wide) * _PACKED_BYTES + wide * wide_bytes
+    unpacked_bytes = (1.0 - experts / n_params) * _UNPACKED_BY_KERNEL
+    return {"weight_bytes": mean_bytes, "dequantized_bytes": unpacked_bytes}
 
 
-def _adapters(lora: Lora, shape: ModelShape, precision: str) -> dict[str, float]:
-    """Columns of a job's adapters, and of frozen weights in 4 bits, which go as they lie."""
+def _adapters(
+    lora: Lora, shape: ModelShape, columns: Mapping[str, float], precision: str
+) -> dict[str, float]:
+    """Columns of a job's adapters, and of frozen weights in 4 bits, which go as they lie.
+
+    transformers keeps the experts of a layer in one tensor, which nothing packs.
+    """
     targets = lora.target_modules
     names = [targets] if isinstance(targets, str) else targets
     in_mlp = any(name.rpartition(".")[2] not in _ATTENTION_MODULES for name in names)
     adapters = 1.0 if lora.dropout else _WITHOUT_DROPOUT
-    columns = {"adapters": adapters, "adapts_mlp": float(in_mlp)}
+    found = {"adapters": adapters, "adapts_mlp": float(in_mlp)}
     if not lora.is_packed:
-        return columns
-    embeddings = (2 - shape.tied_embeddings) * shape.vocab * shape.hidden / shape.n_params_total
-    packed = packed_columns(embeddings, 4.0 if precision == "fp32" else 2.0)
-    return {**columns, **packed, "gather_bytes": packed["weight_bytes"]}
+        return found
+    experts = shape.n_expert_layers * shape.n_experts * shape.expert_weights
+    wide_bytes = 4.0 if precision == "fp32" else 2.0
+    packed = packed_columns(columns, shape.n_params_total, wide_bytes, experts)
+    return found | packed | {"gather_bytes": packed["weight_bytes"]}
 
 
 def routed_share(model: Model) -> float:
@@ -129,33 +134,25 @@ def _unseen(model: Model) -> JobError:
     config: Mapping[str, object] = model.source.get("config", {})
     family = config.get("model_type")
     whose = f"a config of the family {family}" if family else "it"
-    if family:
+    why = f"{whose} does not say {' and '.join(unseen)}"
+    if model.shape.unsaid:
+        whose = f"the family {family}" if family else "it"
+        why = f"{whose} has {model.shape.unsaid}, which the cost model does not know"
+    if family or model.shape.unsaid:
         hint = (
-            "its memory alone: `autotune estimate --trace`; its speed: `autotune search` trains it"
+            "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
         )
+        hint += "deepspeed` trains it"
     elif unseen == [_SIZES["n_heads"]]:
         names = ", ".join(HEADS)
         hint = f"keep their number in the model, its `config` or its attention as one of: {names}"
-    if model.shape.unsaid:
-        return JobError(
-            f"model {model.name!r}: {f'the family {family}' if family else 'it'} has "
-            f"{model.shape.unsaid}, which the cost model does not know, so nothing can be "
-            "predicted",
-            "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
-            "deepspeed` trains it",
-        )
-    return JobError(
-        f"model {model.name!r}: {whose} does not say {' and '.join(unseen)}, so nothing can be "
-        "predicted",
-        hint,
-    )
+    return JobError(f"model {model.name!r}: {why}, so nothing can be predicted", hint)
 
 
 def unseen_model_columns(job: Job) -> dict[str, float]:
     """Columns of a model whose sizes cannot be seen; they do for `memory_of_traced` alone."""
-    sizes = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
     return {
-        **dict.fromkeys(sizes, 1.0),
+        **dict.fromkeys((*_SIZES, "n_kv_heads", "head_dim"), 1.0),
         "seq_len": job.seq_len,
         "trained_share": _trained_share(job.model.shape),
     }

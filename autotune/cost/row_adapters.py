@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
 from autotune.cost.problem import packed_columns
-from autotune.cost.row_model import count_params, embedding_params
+from autotune.cost.row_model import count_params
 from autotune.cost.traits import Traits
+from autotune.job.adapters import adapted_widths
 
 _TASKS = ("full", "lora", "qlora")
 _USUAL_RANK = 16.0
@@ -28,7 +29,11 @@ def adapter_columns(
     if adapts_mlp is None:
         adapts_mlp = 1.0
         cells.assume("adapters", "on all linear layers")
-    adapted = rank * columns["n_layers"] * _widths(columns, adapts_mlp)
+    hidden, head_dim = columns["hidden"], columns["head_dim"]
+    matrices = adapts_mlp * (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
+    width, kv_width = columns["n_heads"] * head_dim, columns["n_kv_heads"] * head_dim
+    mlps = matrices * (hidden + columns["ffn_hidden"])
+    adapted = rank * columns["n_layers"] * adapted_widths(hidden, width, kv_width, mlps)
     share = min(1.0, adapted / count_params(columns))
     frozen = columns.get("activation_bytes", 2.0)
     if precision in ("fp8", "fp4"):
@@ -36,7 +41,7 @@ def adapter_columns(
         cells.assume("weight_bytes", 1, "frozen weights lie in fp8")
     packed: dict[str, float] = {}
     if task == "qlora":
-        packed = packed_columns(embedding_params(columns) / count_params(columns), frozen)
+        packed = packed_columns(columns, count_params(columns), frozen)
         frozen = packed["weight_bytes"]
     return {
         "adapters": traits.adapters,
@@ -46,15 +51,3 @@ def adapter_columns(
         "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
         **traits.adapter_columns,
     }
-
-
-def _widths(columns: Mapping[str, float], adapts_mlp: float) -> float:
-    """Inputs and results of a layer's adapted projections: rank r adds r (n + m) to a matrix.
-
-    Source: Hu et al., LoRA (arXiv:2106.09685), section 4.1.
-    """
-    hidden, width = columns["hidden"], columns["n_heads"] * columns["head_dim"]
-    kv_width = columns["n_kv_heads"] * columns["head_dim"]
-    matrices = (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
-    mlp = matrices * (hidden + columns["ffn_hidden"])
-    return 4.0 * hidden + 2.0 * width + 2.0 * kv_width + adapts_mlp * mlp

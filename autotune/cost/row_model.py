@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.base.errors import AutotuneError
 from autotune.cost.cells import Cells, RowError
-from autotune.cost.problem import routed_share, shape_columns
+from autotune.cost.problem import embedding_params, routed_share, shape_columns
 from autotune.cost.row_choices import WORDS
 from autotune.job.model import FACTORY, Model, load_model
 from autotune.job.model_shape import ModelShape
@@ -53,11 +53,6 @@ def layer_params(sizes: Mapping[str, float]) -> float:
     hidden, heads = sizes["hidden"], sizes["n_heads"] + sizes["n_kv_heads"]
     matrices = (2.0 + sizes["gated_mlp"]) * max(1.0, sizes["n_experts"])
     return 2.0 * hidden * heads * sizes["head_dim"] + matrices * hidden * sizes["ffn_hidden"]
-
-
-def embedding_params(sizes: Mapping[str, float]) -> float:
-    """Parameters of one or two embeddings."""
-    return (2.0 - sizes["tied_embeddings"]) * sizes["vocab"] * sizes["hidden"]
 
 
 def count_params(sizes: Mapping[str, float]) -> float:

@@ -156,10 +156,8 @@ class Accelerator:
 
     def powered_share(self, precision: str) -> float:
         """Share of what products reach in bursts that the power of the device pays for."""
-        if self.power_w is None:
-            return 1.0
-        per_j = _OPERATIONS_PER_J * _CHEAPER.get(precision, 1.0)
-        return min(1.0, per_j * self.power_w / self.rate(precision))
+        paid = _OPERATIONS_PER_J * _CHEAPER.get(precision, 1.0) * (self.power_w or math.inf)
+        return min(1.0, paid / self.rate(precision))
 
     def is_like(self, other: "Accelerator") -> bool:
         """Whether what is known of runs on one holds for the other: the A100 and the A800.

@@ -24,11 +24,12 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
-from autotune.job.adapters import Lora
+from autotune.job.adapters import ALL_LINEAR, Lora, adapted_widths
 from autotune.job.model_families import (
     as_transformers_names_it,
     family_of,
     has_closed_form,
+    has_plain_layers,
     has_plain_loss,
     is_split_by_ulysses,
     shape_by_formula,
@@ -134,7 +135,7 @@ def is_path(text: str) -> bool:
 
 
 def with_adapters(model: Model, lora: Lora) -> Model:
-    """The same model with frozen weights and LoRA adapters, counted by building it.
+    """The same model with frozen weights and LoRA adapters, counted.
 
     Raises:
         JobError: peft is not installed, or the model has none of the target modules.
@@ -186,9 +187,20 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 
 
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
-    source = {**model.source, "lora": lora}
-    found = _probe(source, where=model.name)
-    return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
+    """Counted by formula where all matrices of the layers are known, else by building it."""
+    source, shape, rank = {**model.source, "lora": lora}, model.shape, lora["rank"]
+    is_known = "config" in source and has_plain_layers(source["config"])
+    if not is_known or lora["target_modules"] != ALL_LINEAR:
+        found = _probe(source, where=model.name)
+        return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
+    hidden, width, inner = shape.hidden, shape.attention_width, shape.ffn_hidden
+    kv_width, mlps = shape.n_kv_heads * width // shape.n_heads, 3 * (hidden + inner)
+    trained = int(shape.n_layers * rank * adapted_widths(hidden, width, kv_width, mlps))
+    largest = max(shape.largest_param, rank * max(hidden, width, inner))
+    active, frozen = shape.n_params_active + trained, {"n_params_frozen": shape.n_params}
+    counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
+    shape = dataclasses.replace(shape, **counts)
+    return dataclasses.replace(model, shape=shape, source=source)
 
 
 def presets() -> list[str]:

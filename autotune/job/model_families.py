@@ -95,6 +95,13 @@ def has_closed_form(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
 
 
+def has_plain_layers(config: Mapping[str, Any]) -> bool:
+    """Whether a layer has a matrix each for queries, keys, values, output and parts of an MLP."""
+    family = family_of(config)
+    is_other = family.is_fused or family.is_latent or family.experts
+    return has_closed_form(config) and not is_other and config["model_type"] != "gpt2"
+
+
 def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family that transformers has for it, and of the text model alone.
 

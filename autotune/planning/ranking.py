@@ -261,7 +261,8 @@ def legal_rows(outlook: Outlook, *, min_fit: float | None = None, top: int = TOP
         top *= 2 if rounds > _PATIENT_ROUNDS else 1
         wanted = _named(outlook, found, choices, min_fit=min_fit, top=top)
         if lattice.is_counted or all([lattice.is_legal(place) for place in wanted]):
-            worth = worthwhile_fit(found, choices, _forecast(baseline)) if is_open else min_fit
+            usual = baseline.prediction if baseline else None
+            worth = worthwhile_fit(found, choices, usual) if is_open else min_fit
             if worth == min_fit:
                 return LegalRows(
                     outlook=outlook,
@@ -349,10 +350,6 @@ def _spread_experts(
     return tuple(much) or tuple(sorted(spread, key=lambda other: other.step_time_s)[:1])
 
 
-def _forecast(baseline: PredictedBaseline | None) -> Prediction | None:
-    return None if baseline is None else baseline.prediction
-
-
 def baseline_of(outlook: Outlook) -> PredictedBaseline | None:
     """The user's baseline, or the one that a search would probably find.
 
@@ -407,7 +404,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -
     setbacks = other.setbacks(outlook.lattice.candidates)
     if min_fit is None:
         choices = choices_of(found, setbacks, min_fit=MIN_FIT, splits=outlook.is_space_named)
-        min_fit = worthwhile_fit(found, choices, _forecast(baseline_of(other)))
+        baseline = baseline_of(other)
+        min_fit = worthwhile_fit(found, choices, baseline.prediction if baseline else None)
     first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
     assert first is not None, "the best as it is would do"
     return Variant(

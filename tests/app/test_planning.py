@@ -12,7 +12,7 @@ from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, JobError, NothingFeasibleError
 from autotune.base.units import format_chance, format_seconds
 from autotune.cost.knowledge import Lesson, columns_of
-from autotune.cost.problem import situation_of
+from autotune.cost.problem import packed_columns, situation_of
 from autotune.devices.topology import parse_topology
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.job.job import JobText
@@ -583,5 +583,9 @@ def test_qlora_is_forecast_alone(tmp_path):
     packed = found["qlora"]
     assert "in 4 bits (QLoRA)" in printed(print_estimate, packed)
     assert "bitsandbytes" in packed.outlook.needs(packed.candidate)
+    # Experts that lie in one tensor stay wide.
+    sizes = {"tied_embeddings": 0.0, "vocab": 10.0, "hidden": 10.0}
+    wide = packed_columns(sizes, n_params=1000.0, wide_bytes=2.0, experts=800.0)
+    assert wide == {"weight_bytes": 2.0, "dequantized_bytes": pytest.approx(0.5)}
     with pytest.raises(JobError, match="qlora"):
         packed.outlook.engine.files(packed.candidate)

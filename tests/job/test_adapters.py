@@ -87,6 +87,8 @@ def test_flops_are_those_that_torch_counts() -> None:
     # The one attention whose products the counter sees on a CPU.
     module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     add_adapters(module, source["lora"])
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert job.model.shape.n_params == trained, "counted by formula"
     tokens = torch.randint(0, source["vocab"], (1, seq_len))
     with FlopCounterMode(display=False) as counter:
         module(input_ids=tokens, labels=tokens).loss.backward()

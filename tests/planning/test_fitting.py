@@ -40,19 +40,16 @@ def test_a_mixture_whose_weights_no_layout_holds_is_told_what_would_do():
 
 
 def test_where_no_layout_surely_fits_less_of_adam_on_the_device_is_ranked_as_well():
-    mixture = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
-    found = rank_lattice(
-        open_outlook(None, {**mixture, "engine": "megatron"}, FleetWishes(gpu="H100"))
-    )
+    sizes = {"seq_len": 4096, "global_batch": 128, "world": 8, "memory_limit": "70GiB"}
+    mixture = {"model": "qwen3-30b-a3b", "engine": "megatron", **sizes}
+    found = rank_lattice(open_outlook(None, mixture, FleetWishes(gpu="H100")))
     first = found.candidates[int(found.choices.firsts[0])].values
     assert first["optimizer_offload"] == 1.0
     other = found.candidates[found.otherwise].values
     assert other["adam_moments"] == "bf16"
     assert found.ways_to_fit == ()
     # What does not need it is not offered it.
-    wide = rank_lattice(
-        open_outlook(None, {**mixture, "world": 32, "engine": "megatron"}, FleetWishes(gpu="H100"))
-    )
+    wide = rank_lattice(open_outlook(None, {**mixture, "world": 32}, FleetWishes(gpu="H100")))
     assert not wide.candidates.columns["optimizer_offload"].any()
 
 
