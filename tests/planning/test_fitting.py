@@ -32,24 +32,26 @@ def test_ways_to_fit_go_by_the_wanted_probability():
 
 
 def test_a_mixture_whose_weights_no_layout_holds_is_told_what_would_do():
-    sizes = {"seq_len": 2048, "global_batch": 16, "world": 2}
-    mixture = {"model": "mixtral-8x7b", **sizes, "engine": "megatron"}
-    found = rank_lattice(open_outlook(None, mixture, FleetWishes(gpu="RTX-4090")))
+    mixture = {**LARGE, "model": "deepseek-v3", "engine": "megatron"}
+    found = rank_lattice(open_outlook(None, mixture, FleetWishes(gpu="H100")))
     assert not found.n_probable
     assert any(way.flags.startswith("--world") for way in found.ways_to_fit)
 
 
 def test_where_no_layout_surely_fits_less_of_adam_on_the_device_is_ranked_as_well():
-    sizes = {"seq_len": 4096, "global_batch": 128, "world": 8, "memory_limit": "70GiB"}
-    mixture = {"model": "qwen3-30b-a3b", "engine": "megatron", **sizes}
-    found = rank_lattice(open_outlook(None, mixture, FleetWishes(gpu="H100")))
+    mixture = {"model": "qwen3-30b-a3b", "seq_len": 4096, "global_batch": 128, "world": 8}
+    found = rank_lattice(
+        open_outlook(None, {**mixture, "engine": "megatron"}, FleetWishes(gpu="H100"))
+    )
     first = found.candidates[int(found.choices.firsts[0])].values
     assert first["optimizer_offload"] == 1.0
     other = found.candidates[found.otherwise].values
     assert other["adam_moments"] == "bf16"
     assert found.ways_to_fit == ()
     # What does not need it is not offered it.
-    wide = rank_lattice(open_outlook(None, {**mixture, "world": 32}, FleetWishes(gpu="H100")))
+    wide = rank_lattice(
+        open_outlook(None, {**mixture, "world": 32, "engine": "megatron"}, FleetWishes(gpu="H100"))
+    )
     assert not wide.candidates.columns["optimizer_offload"].any()
 
 
