@@ -418,7 +418,7 @@ def unmet_machines(line: Mapping[str, Any], file: Mapping[str, Any], ranks: Rank
         "master_addr" if line.get("same_network") else "rdzv_endpoint": address,
     }
     if not address:
-        why = f"torchrun --nnodes {flags['nnodes']} without --rdzv_endpoint, which is then None"
+        why = f"torchrun --nnodes {flags['nnodes']} without --rdzv_endpoint: it asks a host 'None'"
     else:
         why = _unmet(flags, ranks)
     return _in_words(why, PROGRAMS["accelerate_for_torchrun"])
