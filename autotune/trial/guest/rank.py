@@ -431,11 +431,10 @@ class Guest(Rank):
         if report.phase is Phase.DIAGNOSE:
             return
         self.on_exit(goes_on=True)  # does not return where it has shown enough steps
-        for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
+        times_s, losses, skipped = report.step_times_s, report.losses, report.skipped
+        for seen in (report.warmup_step_times_s, times_s, losses, skipped):
             seen.clear()
-        report.skipped.clear()
         self.watched = self._stopwatch = None
-        self._began_elsewhere.clear()
         self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
 
     def on_exit(self, *, goes_on: bool = False) -> None:

@@ -66,7 +66,6 @@ class GuestStopwatch(Stopwatch):
 
     def _step(self) -> None:
         if self._guest.watched is not self._live.engine:  # another one is timed since
-            self._outputs.clear()
             self._restart()
             return
         self._guest.on_step()
