@@ -58,7 +58,7 @@ _NO_SCRIPTS = (__name__.partition(".")[0], "deepspeed", "accelerate", "transform
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
-_MAX_IDLE = 12
+_MAX_IDLE = 50
 """Steps of another engine, with none of the watched one between, after which that is left."""
 _MAX_PLAIN_STEPS = 50
 """Optimizer steps without an engine after which it is plain that the script trains without one."""

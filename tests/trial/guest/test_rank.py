@@ -167,7 +167,7 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     assert seen == ([] if past_engine is None else [engine.module if past_engine else engine])
 
 
-@pytest.mark.parametrize(("n_others", "is_left"), [(5, False), (20, True)])
+@pytest.mark.parametrize(("n_others", "is_left"), [(20, False), (60, True)])
 def test_an_engine_that_takes_no_more_steps_makes_room_for_one_that_does(
     n_others: int, is_left: bool
 ) -> None:
