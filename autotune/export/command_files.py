@@ -146,18 +146,12 @@ def _accelerate_files(training: CommandTraining) -> CommandFiles:
     config.pop("train_batch_size", None)  # it follows, and is refused at stage 3
     if precision in _LOW_PRECISIONS:
         config.setdefault(precision, {"enabled": True})  # accelerate's own file may not say
-    return CommandFiles(
-        files={
-            CONFIG_FILE: canonical_json(config),
-            ACCELERATE_FILE: dump_yaml(_accelerate_settings(training, config)),
-        },
-        command=_launched(training, training.command()),
-        about={
-            CONFIG_FILE: "your configuration with the edits",
-            ACCELERATE_FILE: "the ranks, and the `ds_config.json` that DeepSpeed gets",
-        },
-        in_code=dict(training.arguments_in_code()),
-    )
+    words, in_code = _launched(training, training.command()), dict(training.arguments_in_code())
+    made = CommandFiles(files={}, command=words, about={}, in_code=in_code)
+    made = made.with_file(CONFIG_FILE, canonical_json(config), "your configuration with the edits")
+    settings = dump_yaml(_accelerate_settings(training, config))
+    about = "the ranks, and the `ds_config.json` that DeepSpeed gets"
+    return made.with_file(ACCELERATE_FILE, settings, about)
 
 
 def _accelerate_settings(training: CommandTraining, config: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class CommandTraining:
         script = self.script
         written: Mapping[str, Any] = script.description.get("config_written") or script.config
         config: dict[str, Any] = copy.deepcopy(dict(written))
-        self.edits.apply(config, drops_product=True)
+        self.edits.apply(config)
         for key, name in {**SIZES, "train_batch_size": SIZES[next(iter(SIZES))]}.items():
             # What Trainer fills in by itself, from the arguments that are edited as well.
             if script.is_trainer and written.get(key) == AUTO and name in script.arguments:

@@ -52,7 +52,7 @@ from autotune.space.script import (
 from autotune.space.space_file import Domain, Space, load_space
 from autotune.space.workload import Reach
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.edits import EDITS_FILE, Edits
+from autotune.trial.guest.edits import EDITS_FILE, Edits, put
 from autotune.trial.guest.frameworks import ATTENTION_ARGUMENT
 from autotune.trial.statistics import SHOWN_BEYOND_MEDIAN, share_beyond_median
 
@@ -253,10 +253,13 @@ class ScriptEngine(DeepSpeedEngine):
                 (value is None or key in defaults) and look_up(self._script.config, key) is None
             )
         }
-        if not self._script.reads_config:
-            configuration |= self._inert_at(configuration)
+        inert, values = self._made_inert(configuration), configuration.items()
+        if self._script.reads_config:  # it may use them
+            configuration = {
+                key: new for key, new in values if new is not None or key not in inert
+            }
         else:
-            configuration = self._without_inert(configuration)
+            configuration |= dict.fromkeys(inert)
         return Edits(
             configuration=configuration,
             arguments=self._arguments(candidate),
@@ -290,28 +293,18 @@ class ScriptEngine(DeepSpeedEngine):
             found |= {name: candidate["precision"] == name for name in ("bf16", "fp16")}
         return found
 
-    def _inert_at(self, configuration: Mapping[str, Any]) -> dict[str, None]:
-        """Removals of the user's keys that an edited stage does not read.
+    def _made_inert(self, configuration: Mapping[str, Any]) -> list[str]:
+        """Keys of the user's that nothing reads any more at an edited stage.
 
         A bucket that holds all gradients is no value of a knob: no candidate differs by it.
         """
-        before: dict[str, Any] = copy.deepcopy(dict(self._script.config))
-        after = copy.deepcopy(before)
-        Edits(configuration=configuration).apply(after, drops_product=True)
-        was = inert_keys(before.get("zero_optimization", {}))
-        now = inert_keys(after.get("zero_optimization", {}))
-        return {f"zero_optimization.{name}": None for name in now if name not in was}
-
-    def _without_inert(self, configuration: dict[str, Any]) -> dict[str, Any]:
-        """Edits that leave the script a key which it may use, and which acts no more."""
-        zero = dict(self._script.config.get("zero_optimization", {}))
-        zero["stage"] = configuration.get("zero_optimization.stage", zero.get("stage", 0))
-        inert = {f"zero_optimization.{name}" for name in inert_keys(zero)}
-        return {
-            key: value
-            for key, value in configuration.items()
-            if value is not None or key not in inert
-        }
+        after: dict[str, Any] = copy.deepcopy(dict(self._script.config))
+        values = {key: value for key, value in configuration.items() if value is not None}
+        Edits(configuration=values).apply(after)
+        was, now = (
+            inert_keys(c.get("zero_optimization", {})) for c in (self._script.config, after)
+        )
+        return [f"zero_optimization.{name}" for name in now if name not in was]
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must say: what it said of the command, but for what is edited.
@@ -490,13 +483,11 @@ class ScriptEngine(DeepSpeedEngine):
 
     def _edited(self, candidate: Candidate) -> dict[str, Any]:
         config: dict[str, Any] = copy.deepcopy(dict(self._script.config))
-        self.edits(candidate).apply(config, drops_product=True)
+        edits = self.edits(candidate)
+        edits.apply(config)
         if self._script.reads_config and candidate != self.unchanged:
-            zero = config.get("zero_optimization", {})
-            before = inert_keys(self._script.config.get("zero_optimization", {}))
-            for name in inert_keys(zero):
-                if name not in before:
-                    del zero[name]  # nothing acts on what stays in the user's own
+            for key in self._made_inert(edits.configuration):
+                put(config, key.split("."), None)  # nothing acts on what stays in the user's own
         return config
 
     @cached_property

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -110,12 +111,9 @@ def _sizes(module: torch.nn.Module) -> dict[str, int]:
         m for m in module.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)
     ]
     layers = [len(stack) for stack in lists if len({type(layer) for layer in stack}) == 1]
-    widths: dict[int, int] = {}
     embeddings = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
     linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
-    for linear in linears:
-        for width in (linear.in_features, linear.out_features):
-            widths[width] = widths.get(width, 0) + 1
+    widths = Counter(w for one in linears for w in (one.in_features, one.out_features))
     hidden = max(widths, key=lambda width: (widths[width], width), default=0)
     inner = [linear.in_features for linear in linears if linear.out_features == hidden]
     return {

@@ -51,18 +51,15 @@ class Edits:
         """Keys of the configuration's edits that it has already, be it by a file."""
         return [key for key, value in self.configuration.items() if look_up(config, key) == value]
 
-    def apply(self, config: dict[str, Any], *, drops_product: bool) -> None:
-        """Change a configuration in place; a second time changes nothing.
+    def apply(self, config: dict[str, Any]) -> None:
+        """Change DeepSpeed's configuration in place; a second time changes nothing.
 
-        Args:
-            config: DeepSpeed's.
-            drops_product: Leave out `train_batch_size` where the micro-batch is changed: a Hugging
-                Face script has zero.Init read the file before there are ranks, with a world of 1,
-                and it would refuse the product.
+        `train_batch_size` goes where the micro-batch is changed: a Hugging Face script has
+        zero.Init read the file before there are ranks, which refuses that for a world of 1.
         """
         for key, value in self.configuration.items():
             put(config, key.split("."), value)
-        if drops_product and "train_micro_batch_size_per_gpu" in self.configuration:
+        if "train_micro_batch_size_per_gpu" in self.configuration:
             config.pop("train_batch_size", None)
 
 

@@ -111,12 +111,10 @@ def _pass_by(*_: Any, **__: Any) -> None:
 
 def _save_in_memory(save: Function, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
-    if not isinstance(f, str | os.PathLike):
-        save(obj, f, *args, **kwargs)
-    elif _is_preparing(f):
-        _prepare(f, save, obj, f, *args, **kwargs)
+    if isinstance(f, str | os.PathLike):
+        _save(lambda file: save(obj, file, *args, **kwargs), f)
     else:
-        _unsaved[os.path.abspath(f)] = _identity(f)
+        save(obj, f, *args, **kwargs)
 
 
 _Identity = tuple[int, ...] | None

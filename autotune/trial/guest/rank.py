@@ -22,7 +22,7 @@ from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
 from autotune.trial.guest.edits import MAX_TEXT, Edits, configuration_of
-from autotune.trial.guest.hooks import Function, Hook, around, call_after_imports
+from autotune.trial.guest.hooks import Function, Hook, Wrapper, around, call_after_imports
 from autotune.trial.guest.reading import file_of_user, settings_read, sources_of, stop_watching
 from autotune.trial.prebuilt import built_variables, use_built
 from autotune.trial.rank import Rank, versions
@@ -58,6 +58,8 @@ _NO_SCRIPTS = (__name__.partition(".")[0], "deepspeed", "accelerate", "transform
 """Packages whose calls of the engine's say nothing of the user's script."""
 _MAX_ERRORS = 5
 """Errors of an engine, with no step between them, after which a script that goes on is stuck."""
+_MAX_IDLE = 50
+"""Steps of another engine, with none of the watched one between, after which that is left."""
 _MAX_PLAIN_STEPS = 50
 """Optimizer steps without an engine after which it is plain that the script trains without one."""
 
@@ -80,8 +82,10 @@ class Guest(Rank):
         self._of_file: dict[str, Any] = {}
         """What is known of a configuration where it is read, before Trainer or accelerate fill it
         in."""
-        self._watched: Any = None
+        self.watched: Any = None
         self._stopwatch: Any = None
+        self._began_elsewhere: dict[Any, int] = {}
+        """Steps that other engines had made at their first pass after the watched one's last."""
         self._splits_models = False
         """True if the script has made a zero.Init of its own."""
         self._n_errors = 0
@@ -196,7 +200,7 @@ class Guest(Rank):
             self._of_file |= file_of_user(os.path.abspath(config_file_or_dict))
         if "config_written" not in self._of_file:
             self._of_file |= self._origin(config.config)
-        self.edits.apply(config.config, drops_product=True)
+        self.edits.apply(config.config)
         config.set_stage_and_offload()
 
     def _make_accelerator(
@@ -216,7 +220,7 @@ class Guest(Rank):
     def _initialize(self, initialize: Function, /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(initialize).bind_partial(*args, **kwargs)
         quiet.end_preparing()
-        if self._watched is None:
+        if self.watched is None:
             self.reporter.enter(Phase.ENGINE_INIT)
         facts = self._edit(given.arguments)
         if facts is not None and self._splits_models:
@@ -248,7 +252,7 @@ class Guest(Rank):
             return None
         facts = {**file_of_user(file), **self._origin(config)}
         if self.edits.configuration:
-            self.edits.apply(config, drops_product=True)
+            self.edits.apply(config)
             arguments.pop("config_params", None)
             arguments["config"] = config
             if in_arguments is not None:  # DeepSpeed refuses two
@@ -277,26 +281,32 @@ class Guest(Rank):
 
         from autotune.trial.guest.intake import is_training_pass
 
-        for name in _ENGINE_CALLS:
+        wrappers: dict[str, Wrapper] = dict.fromkeys(_ENGINE_CALLS, self._failing_fast)
+        wrappers["train_micro_batch_size_per_gpu"] = self._note_question
+        for name, wrapper in wrappers.items():
             if hasattr(engine, name):
-                setattr(engine, name, around(getattr(engine, name), self._failing_fast))
-        asked = getattr(engine, "train_micro_batch_size_per_gpu", None)
-        if asked is not None:
-            engine.train_micro_batch_size_per_gpu = around(asked, self._note_question)
+                setattr(engine, name, around(getattr(engine, name), wrapper))
         if hasattr(engine, "train_batch"):  # a pipeline's, which does not pass by `forward`
-            if self._watched is None:
+            if self.watched is None:
                 self._watch(engine, facts)
             return
 
-        is_called = False
+        is_called = was_watched = False
 
         def on_pass(module: Any, args: Any, kwargs: Any) -> None:
-            nonlocal is_called
+            nonlocal is_called, was_watched
             if module is engine:
                 is_called = True
                 past_engine.remove()  # a compiler would trace it
             is_of_engine = module in (engine, engine.module)  # and no copy
-            if self._watched is None and is_of_engine and is_training_pass(module):
+            if was_watched or not (is_of_engine and is_training_pass(module)):
+                return
+            if self.watched is not None:
+                began = self._began_elsewhere.setdefault(engine, engine.global_steps)
+                if engine.global_steps - began >= _MAX_IDLE:
+                    self._leave_watched()
+            if self.watched is None:
+                was_watched = True
                 self._watch(engine, facts, passes=module)
                 # The hook that counts came too late for this pass.
                 self._stopwatch.intake.see(module, args, kwargs)
@@ -318,7 +328,7 @@ class Guest(Rank):
 
         # What Hugging Face's file said comes before what became of it.
         self.seen |= {**facts, **self._of_file}
-        self._watched = engine
+        self.watched = engine
         try:
             self.meter.cap()
             self._stopwatch = GuestStopwatch(self, engine, passes or engine)
@@ -341,6 +351,7 @@ class Guest(Rank):
     def on_step(self) -> None:
         """An optimizer step of the watched engine was made: all ranks have met by now."""
         _remove_segment()
+        self._began_elsewhere.clear()
         self._n_errors = 0
         self._last_error = self._exit_code = self._handled_at_exit = None
 
@@ -412,16 +423,21 @@ class Guest(Rank):
         part(group)
 
     def _destroy(self, destroy: Callable[..., None], engine: Any, /) -> None:
-        """The watched engine ends: a script may look for its learning rate with one of its own."""
-        report = self.reporter.report
-        if engine is self._watched and report.phase is not Phase.DIAGNOSE:
-            self.on_exit(goes_on=True)  # does not return where it has shown enough steps
-            for seen in (report.warmup_step_times_s, report.step_times_s, report.losses):
-                seen.clear()
-            report.skipped.clear()
-            self._watched = self._stopwatch = None
-            self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
+        if engine is self.watched:
+            self._leave_watched()
         destroy(engine)
+
+    def _leave_watched(self) -> None:
+        """The watched engine has ended: a script may look for its learning rate with its own."""
+        report = self.reporter.report
+        if report.phase is Phase.DIAGNOSE:
+            return
+        self.on_exit(goes_on=True)  # does not return where it has shown enough steps
+        times_s, losses, skipped = report.step_times_s, report.losses, report.skipped
+        for seen in (report.warmup_step_times_s, times_s, losses, skipped):
+            seen.clear()
+        self.watched = self._stopwatch = None
+        self.seen |= {name: self.seen[name] - 1 for name in ("engines", "engines_trained")}
 
     def on_exit(self, *, goes_on: bool = False) -> None:
         """The interpreter ends: the script is done, or has given up; or it `goes_on`."""

@@ -65,6 +65,9 @@ class GuestStopwatch(Stopwatch):
             self._outputs.append(loss.detach())
 
     def _step(self) -> None:
+        if self._guest.watched is not self._live.engine:  # another one is timed since
+            self._restart()
+            return
         self._guest.on_step()
         if not self._micro_losses:
             self._micro_losses.extend(self._outputs)

@@ -12,9 +12,9 @@ from autotune.trial.guest.edits import EDITS_FILE, Edits, configuration_of
 CONFIG = {"zero_optimization": {"stage": 1}, "train_batch_size": 8, "fp16": {"enabled": False}}
 
 
-def edited(keys: dict[str, Any], *, drops_product: bool = True) -> dict[str, Any]:
+def edited(keys: dict[str, Any]) -> dict[str, Any]:
     config = json.loads(json.dumps(CONFIG))
-    Edits(configuration=keys).apply(config, drops_product=drops_product)
+    Edits(configuration=keys).apply(config)
     return config
 
 
@@ -36,25 +36,21 @@ def test_a_key_without_a_value_is_removed_and_one_that_is_not_there_may_be() -> 
 def test_a_second_time_changes_nothing() -> None:
     edits = Edits(configuration={"zero_optimization.stage": 2, "fp16": None, "a.b.c": [1]})
     once: dict[str, Any] = json.loads(json.dumps(CONFIG))
-    edits.apply(once, drops_product=True)
+    edits.apply(once)
     twice = json.loads(json.dumps(once))
-    edits.apply(twice, drops_product=True)
+    edits.apply(twice)
     assert once == twice
 
 
 def test_the_product_is_dropped_where_the_micro_batch_changes() -> None:
-    keys = {"train_micro_batch_size_per_gpu": 2}
-    assert "train_batch_size" not in edited(keys)
-    assert edited(keys, drops_product=False)["train_batch_size"] == 8
+    assert "train_batch_size" not in edited({"train_micro_batch_size_per_gpu": 2})
     assert edited({"zero_optimization.stage": 2})["train_batch_size"] == 8
 
 
 def test_a_value_of_the_edits_is_not_shared_with_the_configuration() -> None:
     value = {"device": "cpu"}
     config: dict[str, Any] = {}
-    Edits(configuration={"zero_optimization.offload_param": value}).apply(
-        config, drops_product=True
-    )
+    Edits(configuration={"zero_optimization.offload_param": value}).apply(config)
     config["zero_optimization"]["offload_param"]["device"] = "nvme"
     assert value == {"device": "cpu"}
 

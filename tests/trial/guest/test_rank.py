@@ -118,10 +118,11 @@ def test_an_engine_that_ends_is_measured_or_makes_room_for_the_next(
     guest.reporter, guest.is_over = SimpleNamespace(report=report), False
     guest.seen = {"engines": 2, "engines_trained": 1}
     watch = SimpleNamespace(cut_short=lambda: done.append("measured"))
-    guest._stopwatch, guest._watched = watch, engine if is_watched else None
+    guest._stopwatch, guest.watched = watch, engine if is_watched else None
+    guest._began_elsewhere = {}
     around(lambda _: done.append("destroyed"), guest._destroy)(engine)
     assert done == [*(ends if is_watched else ()), "destroyed"]
-    assert guest._watched is None
+    assert guest.watched is None
     assert len(report.step_times_s) == (0 if is_watched else n_steps)
     assert guest.seen["engines_trained"] == (0 if is_watched else 1)
 
@@ -132,6 +133,7 @@ class Engine(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.module = torch.nn.Linear(2, 2)
+        self.global_steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
@@ -157,10 +159,10 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     call: Callable[[Engine, torch.Tensor], torch.Tensor], past_engine: bool | None
 ) -> None:
     guest, engine, seen = Guest.__new__(Guest), Engine(), list[Any]()
-    guest._watched = None
+    guest.watched = None
 
     def watch(engine: Engine, facts: Any, *, passes: torch.nn.Module) -> None:
-        guest._watched = engine
+        guest.watched = engine
         intake = SimpleNamespace(see=lambda module, args, kwargs: seen.append(module))
         guest._stopwatch = SimpleNamespace(intake=intake)
 
@@ -169,6 +171,35 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     for _ in range(2):
         assert call(engine, torch.ones(3, 2)).shape == (3, 2)
     assert seen == ([] if past_engine is None else [engine.module if past_engine else engine])
+
+
+@pytest.mark.parametrize(("n_others", "is_left"), [(20, False), (60, True)])
+def test_an_engine_that_takes_no_more_steps_makes_room_for_one_that_does(
+    n_others: int, is_left: bool
+) -> None:
+    """Of a GAN's two engines each waits for the other; one for the learning rate is forgotten."""
+    guest, engines, watched = Guest.__new__(Guest), (Engine(), Engine()), list[Engine]()
+    guest.watched, guest._began_elsewhere = None, {}
+
+    def watch(engine: Engine, *_: Any, **__: Any) -> None:
+        watched.append(engine)
+        guest.watched = engine
+        guest._stopwatch = SimpleNamespace(intake=SimpleNamespace(see=lambda *_: None))
+
+    def leave() -> None:
+        guest.watched = None
+
+    guest._watch, guest._leave_watched = watch, leave  # type: ignore[method-assign]
+    for engine in engines:
+        guest._wait_for(engine, {})
+    for _ in range(3):
+        for engine, n_steps in zip(engines, (1, n_others), strict=True):
+            for _ in range(n_steps):
+                engine(torch.ones(3, 2))
+                engine.global_steps += 1
+                if engine is guest.watched:
+                    guest.on_step()
+    assert watched == list(engines[: 1 + is_left])
 
 
 @dataclass
@@ -232,7 +263,9 @@ def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
     meeting = SEGMENTS.format(user=os.getuid(), address="127.0.0.1")
     left = Path("/dev/shm", f"{meeting}own{os.getpid()}_1")
     left.touch()
-    Guest.__new__(Guest).on_step()
+    guest = Guest.__new__(Guest)
+    guest._began_elsewhere = {}
+    guest.on_step()
     assert not left.exists()
 
 

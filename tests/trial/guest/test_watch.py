@@ -59,6 +59,7 @@ class Rank:
         spec = dataclasses.replace(trials.spec(expected={}), measure=MEASURE)
         seen = {"recomputes": False, "loader_batches": ()}
         guest = fake_rank(folder, spec, edits=edits, seen=seen, on_step=lambda: None)
+        guest.watched = self.module
         self.report = guest.reporter.report
         self.stopwatch = GuestStopwatch(guest, self.module, self.module)
         self.stopwatch.attach()
