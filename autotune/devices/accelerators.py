@@ -164,11 +164,11 @@ class Accelerator:
 
         Both have the same narrow precisions, and nearly the same peaks in 16 bits and in 32.
         """
-        ours, theirs = self.peak_flops, other.peak_flops
-        if any((narrow in ours) != (narrow in theirs) for narrow in ("bf16", "fp8", "fp4")):
+        first, second = self.peak_flops, other.peak_flops
+        if any((narrow in first) != (narrow in second) for narrow in ("bf16", "fp8", "fp4")):
             return False
-        shared = [name for name in ("fp32", self.half) if name in ours and name in theirs]
-        return all(abs(math.log(ours[name] / theirs[name])) < _LIKE for name in shared)
+        shared = [name for name in ("fp32", self.half) if name in first and name in second]
+        return all(abs(math.log(first[name] / second[name])) < _LIKE for name in shared)
 
     @property
     def half(self) -> str:
