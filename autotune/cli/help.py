@@ -13,6 +13,7 @@ from typing import Any, get_args
 from typer import Exit, Typer, echo
 
 # Typer brings a click of its own, and exports only some of it.
+from typer._click.core import Command
 from typer._click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
@@ -29,13 +30,13 @@ _FEW = 12
 """Most options that stand in one list: fewer need no groups."""
 
 
-class _Helpful:
+class _Helpful(Command):
     """A command whose help has groups and an example, and whose mistakes have a fix."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[Any] = []
         options: list[tuple[str, Any]] = []
-        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+        for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is None:
                 continue
             if param.param_type_name == "option":
@@ -49,9 +50,9 @@ class _Helpful:
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if self.epilog:  # type: ignore[attr-defined]
+        if self.epilog:
             with formatter.section("Example"):
-                for line in self.epilog.splitlines():  # type: ignore[attr-defined]
+                for line in self.epilog.splitlines():
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -61,10 +62,10 @@ class _Helpful:
             JobError: It is not what the command takes.
         """
         typed = list(args)  # reading takes words out
-        if any(p.name == "settings" for p in self.get_params(ctx)):  # type: ignore[attr-defined]
+        if any(p.name == "settings" for p in self.get_params(ctx)):
             args = [word.removeprefix("--set=") for word in args if word != "--set"]
         try:
-            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            left: list[str] = super().parse_args(ctx, args)
         except UsageError as error:
             raise _mistake(error, ctx, typed) from error
         return left

@@ -156,7 +156,9 @@ class Engine(torch.nn.Module):
     ],
 )
 def test_a_pass_is_seen_however_a_script_makes_it(
-    call: Callable[[Engine, torch.Tensor], torch.Tensor], past_engine: bool | None
+    call: Callable[[Engine, torch.Tensor], torch.Tensor],
+    past_engine: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     guest, engine, seen = Guest.__new__(Guest), Engine(), list[Any]()
     guest.watched = None
@@ -166,7 +168,7 @@ def test_a_pass_is_seen_however_a_script_makes_it(
         intake = SimpleNamespace(see=lambda module, args, kwargs: seen.append(module))
         guest._stopwatch = SimpleNamespace(intake=intake)
 
-    guest._watch = watch  # type: ignore[method-assign]
+    monkeypatch.setattr(guest, "_watch", watch)
     guest._wait_for(engine, {})
     for _ in range(2):
         assert call(engine, torch.ones(3, 2)).shape == (3, 2)
@@ -175,7 +177,7 @@ def test_a_pass_is_seen_however_a_script_makes_it(
 
 @pytest.mark.parametrize(("n_others", "is_left"), [(20, False), (60, True)])
 def test_an_engine_that_takes_no_more_steps_makes_room_for_one_that_does(
-    n_others: int, is_left: bool
+    n_others: int, is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a GAN's two engines each waits for the other; one for the learning rate is forgotten."""
     guest, engines, watched = Guest.__new__(Guest), (Engine(), Engine()), list[Engine]()
@@ -189,7 +191,8 @@ def test_an_engine_that_takes_no_more_steps_makes_room_for_one_that_does(
     def leave() -> None:
         guest.watched = None
 
-    guest._watch, guest._leave_watched = watch, leave  # type: ignore[method-assign]
+    monkeypatch.setattr(guest, "_watch", watch)
+    monkeypatch.setattr(guest, "_leave_watched", leave)
     for engine in engines:
         guest._wait_for(engine, {})
     for _ in range(3):
