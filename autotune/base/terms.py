@@ -16,7 +16,7 @@ from functools import cache, partial
 from math import gcd
 from typing import Any
 
-_TEST = re.compile(r"([\w.*]+)(?:(!=|>=|[=><%~])([\w.*]+))?")
+_TEST = re.compile(r"([\w.*@?]+)(?:(!=|>=|[=><%~])([\w.*@?-]+))?")
 COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **{"=": operator.eq, "!=": operator.ne},
     **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "%": lambda a, b: a % b != 0},

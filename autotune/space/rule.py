@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
 S = TypeVar("S")
 """Setup that an engine's rules judge: its own value of what would really run."""
 
+FactOf = Callable[[str], Callable[[S], Any]]
+"""Name of a fact -> what reads it of a setup."""
+
 Consequence = Literal["raised", "may_raise", "ignored", "differs", "converted"]
 """What the engine does with a clash: it raises, it raises unless something that was not read takes
 it, it runs as if the value were not there, it runs something other than was asked, or it takes a
@@ -37,6 +41,7 @@ _NO_MOVES: Moves = {}
 _MOST_SETTINGS = 3
 """Settings of the nearest candidate that an error shows."""
 _WORD = re.compile(r"[a-z_][a-z0-9_.]*[a-z0-9_]")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 Level = Literal["error", "warning", "note"]
 """How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
@@ -48,48 +53,92 @@ class UnknownFactError(Exception):
 
 
 def holds(when: str, value_of: Callable[[str], Any]) -> bool:
-    """Whether a condition (`autotune.base.terms`) holds of values of which some may be unknown.
-
-    A name alone asks whether it is on, `a=x` and `a!=x` compare it with a word, and `a~b` with
-    another value. The other signs compare numbers: products (`a*b`) of values and numbers.
+    """Whether a condition (`condition_of`) holds of values of which some may be unknown.
 
     Raises:
         UnknownFactError: `value_of` does, and what is known does not decide.
     """
-    return all(_term_holds(term, value_of) for term in when.split())
+    return condition_of(when, _by_name)(value_of)
 
 
-def _term_holds(term: str, value_of: Callable[[str], Any]) -> bool:
-    unknown = None
-    for test in tests_of(term):
-        try:
-            if _is_so(*test, value_of):
-                return not term.startswith("!")
-        except UnknownFactError as error:
-            unknown = error
-    if unknown is not None:
-        raise unknown
-    return term.startswith("!")
+def _by_name(name: str) -> Callable[[Callable[[str], Any]], Any]:
+    return lambda value_of: value_of(name)
 
 
-def _is_so(name: str, sign: str, other: str, value_of: Callable[[str], Any]) -> bool:
-    if sign in COMPARE and sign not in ("=", "!="):
-        one, two = (_product(text, value_of) for text in (name, other))
-        is_whole = sign == "%" and not two  # nothing is a multiple of 0
-        return None not in (one, two) and not is_whole and bool(COMPARE[sign](one, two))
-    value = value_of(name)
-    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+@cache
+def condition_of(when: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
+    """A condition (`autotune.base.terms`) as a function of a setup.
+
+    A name alone asks whether it is on, `a=x` and `a!=x` compare it with a word, and `a~b` with
+    another fact. The other signs compare numbers: products (`a*b`) of facts and numbers.
+    """
+    first, *others = (_term(term, fact_of) for term in when.split())
+    if not others:
+        return first
+    return lambda setup: first(setup) and all(term(setup) for term in others)
+
+
+def _term(term: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
+    tests = [_test(*test, fact_of) for test in tests_of(term)]
+    is_wanted = not term.startswith("!")
+
+    def holds_of(setup: S) -> bool:
+        unknown = None
+        for test in tests:
+            try:
+                if test(setup):
+                    return is_wanted
+            except UnknownFactError as error:
+                unknown = error
+        if unknown is not None:
+            raise unknown
+        return not is_wanted
+
+    return holds_of
+
+
+def _test(name: str, sign: str, word: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
+    fact, words = fact_of(name), (word, _word(word))
     if sign == "=":
-        return str(value) == other
+        return lambda setup: _alone(fact(setup)) in words
     if sign == "~":
-        return bool(value == value_of(other))
-    return bool(value) and value != "none" and (not sign or str(value) != other)
+        like = fact_of(word)
+        return lambda setup: bool(_alone(fact(setup)) == like(setup))
+    if sign in ("", "!="):
+        return lambda setup: bool(value := _alone(fact(setup))) and value not in ("none", *words)
+    numbers = [_product(text, fact_of) for text in (name, word)]
+
+    def compares(setup: S) -> bool:
+        one, other = (number(setup) for number in numbers)
+        is_whole = sign == "%" and not other  # nothing is a multiple of 0
+        return None not in (one, other) and not is_whole and bool(COMPARE[sign](one, other))
+
+    return compares
 
 
-def _product(text: str, value_of: Callable[[str], Any]) -> Any:
+def _word(text: str) -> Any:
+    """A word as a value: a number, a truth, nothing (`null`) or the text itself."""
+    return {"true": True, "false": False, "null": None}.get(
+        text, float(text) if _NUMBER.fullmatch(text) else text
+    )
+
+
+def _alone(value: Any) -> Any:
+    """A value, or the one that a list holds."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _product(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
     """A product of numbers; None where one of them is none."""
-    factors = [int(one) if one.isdecimal() else value_of(one) for one in text.split("*")]
-    return math.prod(factors) if all(type(one) in (int, float) for one in factors) else None
+    known = math.prod(float(one) for one in text.split("*") if _NUMBER.fullmatch(one))
+    facts = [fact_of(one) for one in text.split("*") if not _NUMBER.fullmatch(one)]
+
+    def product(setup: S) -> Any:
+        values = [fact(setup) for fact in facts]
+        is_known = all(type(value) in (int, float) for value in values)
+        return math.prod(values, start=known) if is_known else None
+
+    return product
 
 
 class Facts(dict[str, Any]):

@@ -31,7 +31,7 @@ from autotune.engines.deepspeed.rules.constructors import (
     schedule_decides,
     scheduler_of,
 )
-from autotune.engines.deepspeed.rules.rows import holds
+from autotune.engines.deepspeed.rules.rows import fact_of
 from autotune.engines.deepspeed.rules.sections import (
     ACCELERATES,
     AUTO,
@@ -52,7 +52,14 @@ from autotune.engines.deepspeed.rules.sections import (
     shown,
 )
 from autotune.engines.deepspeed.rules.words import finding
-from autotune.space.rule import Choice, Finding, Moves, UnknownFactError, rule
+from autotune.space.rule import (
+    Choice,
+    Finding,
+    Moves,
+    UnknownFactError,
+    condition_of,
+    rule,
+)
 
 _MOST_COMPARED = 50
 """Unknown keys of a section that are compared with known ones: a file that is no ds_config at all
@@ -139,9 +146,9 @@ def _tried(path: str, name: str, value: Any) -> Finding:
     return finding("tried", where=where, value=shown(name, value))
 
 
-_ACTS_IF: Mapping[str, Sequence[Mapping[str, Any]]] = table_beside(__file__, "acts_if.json")
-"""Keys, or beginnings of them, that are read without a check -> where they are used at all:
-conditions as of a row's `where`, of which one has to hold."""
+_ACTS_IF: Mapping[str, str] = table_beside(__file__, "acts_if.json")
+"""Keys, or beginnings of them, that are read without a check -> where they are used at all: a
+condition as of a row."""
 _SAFE_MODULES = "torch_autocast.lower_precision_safe_modules"
 """A key each part of which is asked for text (runtime/config.py), and imported where it acts."""
 
@@ -165,8 +172,8 @@ def _acts(setup: Setup, written: Mapping[str, Any], found: Finding) -> bool:
         return True
     with suppress(UnknownFactError):
         return found.consequence != "raised" or all(
-            any(holds(where, setup) for where in ways)
-            for start, ways in _ACTS_IF.items()
+            condition_of(when, fact_of)(setup)
+            for start, when in _ACTS_IF.items()
             if key.startswith(start)
         )
     return True
