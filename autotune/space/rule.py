@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -62,7 +62,13 @@ def holds(when: str, value_of: Callable[[str], Any]) -> bool:
 
 
 def _by_name(name: str) -> Callable[[Callable[[str], Any]], Any]:
-    return lambda value_of: value_of(name)
+    """Reads a value by its name; a list of one counts as that one."""
+
+    def read(value_of: Callable[[str], Any]) -> Any:
+        value = value_of(name)
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+    return read
 
 
 @cache
@@ -72,19 +78,24 @@ def condition_of(when: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
     A name alone asks whether it is on, `a=x` and `a!=x` compare it with a word, and `a~b` with
     another fact. The other signs compare numbers: products (`a*b`) of facts and numbers.
     """
-    first, *others = (_term(term, fact_of) for term in when.split())
-    if not others:
-        return first
-    return lambda setup: first(setup) and all(term(setup) for term in others)
+    terms = [_term(term, fact_of) for term in when.split()] or [lambda _: True]
+    # A lattice asks many: `all` takes longer.
+    return reduce(_both, reversed(terms))
+
+
+def _both(rest: Callable[[S], bool], term: Callable[[S], bool]) -> Callable[[S], bool]:
+    return lambda setup: term(setup) and rest(setup)
 
 
 def _term(term: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
-    tests = [_test(*test, fact_of) for test in tests_of(term)]
+    first, *others = (_test(*test, fact_of) for test in tests_of(term))
     is_wanted = not term.startswith("!")
+    if not others:
+        return first if is_wanted else lambda setup: not first(setup)
 
     def holds_of(setup: S) -> bool:
         unknown = None
-        for test in tests:
+        for test in (first, *others):
             try:
                 if test(setup):
                     return is_wanted
@@ -98,47 +109,51 @@ def _term(term: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
 
 
 def _test(name: str, sign: str, word: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
-    fact, words = fact_of(name), (word, _word(word))
-    if sign == "=":
-        return lambda setup: _alone(fact(setup)) in words
-    if sign == "~":
-        like = fact_of(word)
-        return lambda setup: bool(_alone(fact(setup)) == like(setup))
-    if sign in ("", "!="):
-        return lambda setup: bool(value := _alone(fact(setup))) and value not in ("none", *words)
-    numbers = [_product(text, fact_of) for text in (name, word)]
+    if sign in ("", "=", "!=", "~"):
+        fact, words = fact_of(name), (word, _word(word))
+        like = fact_of(word) if sign == "~" else fact
+        asks: Mapping[str, Callable[[S], bool]] = {
+            "": lambda setup: bool(value := fact(setup)) and value != "none",
+            "=": lambda setup: fact(setup) in words,
+            "!=": lambda setup: bool(value := fact(setup)) and value not in ("none", *words),
+            "~": lambda setup: bool(fact(setup) == like(setup)),
+        }
+        return asks[sign]
+    one, other, compare = _product(name, fact_of), _product(word, fact_of), COMPARE[sign]
 
     def compares(setup: S) -> bool:
-        one, other = (number(setup) for number in numbers)
-        is_whole = sign == "%" and not other  # nothing is a multiple of 0
-        return None not in (one, other) and not is_whole and bool(COMPARE[sign](one, other))
+        number, limit = one(setup), other(setup)
+        if number is None or limit is None or (sign == "%" and not limit):
+            return False  # nothing is a multiple of 0
+        return bool(compare(number, limit))
 
     return compares
 
 
 def _word(text: str) -> Any:
     """A word as a value: a number, a truth, nothing (`null`) or the text itself."""
-    return {"true": True, "false": False, "null": None}.get(
-        text, float(text) if _NUMBER.fullmatch(text) else text
-    )
-
-
-def _alone(value: Any) -> Any:
-    """A value, or the one that a list holds."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+    number = float(text) if _NUMBER.fullmatch(text) else text
+    return {"true": True, "false": False, "null": None}.get(text, number)
 
 
 def _product(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
     """A product of numbers; None where one of them is none."""
-    known = math.prod(float(one) for one in text.split("*") if _NUMBER.fullmatch(one))
-    facts = [fact_of(one) for one in text.split("*") if not _NUMBER.fullmatch(one)]
+    first, *others = (_factor(one, fact_of) for one in text.split("*"))
+    if not others:
+        return first
 
     def product(setup: S) -> Any:
-        values = [fact(setup) for fact in facts]
-        is_known = all(type(value) in (int, float) for value in values)
-        return math.prod(values, start=known) if is_known else None
+        factors = [factor(setup) for factor in (first, *others)]
+        return None if None in factors else math.prod(factors)
 
     return product
+
+
+def _factor(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
+    if isinstance(number := _word(text), float):
+        return lambda _: number
+    fact = fact_of(text)
+    return lambda setup: value if type(value := fact(setup)) in (int, float) else None
 
 
 class Facts(dict[str, Any]):

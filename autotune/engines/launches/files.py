@@ -1,5 +1,6 @@
 """Which files are a shell's."""
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -28,12 +29,16 @@ def is_shell(text: str, path: Path) -> bool:
     return path.suffix not in DATA_SUFFIXES and _STARTS.search(text) is not None
 
 
+def file_near(name: str, *folders: Path) -> Path | None:
+    """The file of a name: from where one stands, else from the first folder that has one."""
+    near = (Path(name), *(folder / name for folder in folders))
+    return next((one for one in near if os.path.isfile(one)), None)
+
+
 def text_near(name: str, folder: Path = Path()) -> str:
-    """The text of a file from where one stands, else from a folder; empty: it is not there."""
-    for path in (Path(name), folder / name):
-        if path.is_file():
-            with suppress(RenderError):
-                return read_text(path)
+    """The text of a file as of `file_near`; empty: it is not there, or cannot be read."""
+    with suppress(RenderError):
+        return read_text(path) if (path := file_near(name, folder)) else ""
     return ""
 
 

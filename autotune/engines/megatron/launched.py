@@ -25,7 +25,7 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.sources.layout import world_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS as OF_DEEPSPEED
-from autotune.engines.launches.files import DATA_SUFFIXES, LINE, is_shell, text_near
+from autotune.engines.launches.files import DATA_SUFFIXES, LINE, file_near, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import (
     NO_RANKS,
@@ -529,8 +529,7 @@ def _settings_of_script(words: Sequence[str], path: Path, release: str) -> Megat
     A script with words of its own may be given another file.
     """
     script, *given = words[parts_of(words).script_at :] or [""]
-    near = (Path(script), path.parent / script)
-    found = next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+    found = file_near(script, path.parent) if script.endswith(".py") else None
     if found is None or not all(map(PASSED_ON.fullmatch, given)):
         return None
     for name in _FILE_NAMED.findall(read_text(found)):
@@ -808,8 +807,8 @@ class _Arguments:
     def _script_path(self) -> Path | None:
         """The script, from where one stands or a folder of the launch on; None: not there."""
         names = (self._script, Path(self._script).name)
-        near = (one / name for name in names for one in (Path(), *self._path.resolve().parents))
-        return next(filter(Path.is_file, near), None)
+        near = (file_near(name, *self._path.resolve().parents) for name in names)
+        return next(filter(None, near), None)
 
     @cached_property
     def _parser(self) -> str:

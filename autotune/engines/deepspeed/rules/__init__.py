@@ -14,7 +14,6 @@ from autotune.engines.deepspeed.rules import (
     precision,
     scheduler,
     schema,
-    sequence,
     surroundings,
     version,
     zero,
@@ -39,7 +38,7 @@ _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
 _IN_CODE = rules_of(
     *(version, batch, precision, optimizer, scheduler, zero, offload, parallel),
-    *(sequence, experts, model, surroundings),
+    *(experts, model, surroundings),
 )
 _ABOUT_SECTIONS = ("data.", "surroundings.", "schema.")
 _ABOUT_VALUES = tuple(rule for rule in (*_IN_CODE, *ROWS) if rule not in version.KEY_RULES)

@@ -311,9 +311,14 @@ class Setup:
         return max(1, self.world // self._sequence_parallel_size)
 
     @property
+    def split(self) -> int:
+        """Ranks of one replica, as tensor and pipeline parallelism and the script split it."""
+        return self.tp * self.pp * self.sp_by_script
+
+    @property
     def leaves_ranks_over(self) -> bool:
         """Whether the degrees do not divide the world, which rules about the world refuse."""
-        return self.world % (self.tp * self.pp * self.sp_by_script) > 0
+        return self.world % self.split > 0
 
     @cached_property
     def dp(self) -> int:

@@ -49,19 +49,6 @@ def _unsupported(setup: Setup) -> Finding | None:
     return finding("unsupported_precision", there=known, other=other, **told)
 
 
-@rule("runtime/precision_config.py: _validate_dynamic_loss_scale_params")
-def _loss_scale(setup: Setup) -> Finding | None:
-    section = setup.section("fp16")
-    if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
-        return None
-    names = ("loss_scale_window", "min_loss_scale")
-    wrong = {name: section[name] for name in names if section.get(name, 1) <= 0}
-    if not wrong:
-        return None
-    named = " and ".join(f"fp16.{name}={value}" for name, value in wrong.items())
-    return finding("loss_scale", changes={"fp16": dict.fromkeys(wrong)}, named=named)
-
-
 @rule("runtime/engine.py:1812-1829")
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")

@@ -1,12 +1,13 @@
 """Rules of the form "A needs B" and "A excludes B": the rows of `rows.json`.
 
-A row has cases, of which the first whose `when` holds (`space.rule.condition_of`) is told.
+A row is told where its `when` holds (`space.rule.condition_of`). Of one with cases it is the first
+whose own `when` holds, with what the row says for all of them.
 `@name` is an attribute of `Setup`, any other name a dotted key of the configuration. What stands
 behind a `?` counts where it is not there; with nothing behind it, whether it is there. `@from_X`
 asks for a release of DeepSpeed from X on.
 
-The other entries of a case are those of a `Finding` with facts in braces (`autotune.base.terms`),
-in a text with " (its default)" where what stands behind the `?` counts.
+The other entries are those of a `Finding` with facts in braces (`autotune.base.terms`), in a text
+with " (its default)" where what stands behind the `?` counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,23 +50,26 @@ def _note(name: str, setup: Setup) -> str:
 
 
 def _check(
-    cases: Sequence[tuple[Callable[[Setup], bool], Mapping[str, Any]]], setup: Setup
+    condition: Callable[[Setup], bool],
+    cases: Sequence[tuple[Callable[[Setup], bool], Mapping[str, Any]]],
+    setup: Setup,
 ) -> Finding | None:
-    for condition, entries in cases:
-        if condition(setup):
-            note = partial(_note, setup=setup)
-            return finding_of(entries, lambda name: fact_of(name)(setup), note)
+    if condition(setup):
+        for of_case, entries in cases:
+            if of_case(setup):
+                note = partial(_note, setup=setup)
+                return finding_of(entries, lambda name: fact_of(name)(setup), note)
     return None
 
 
-def _rule(name: str, row: Mapping[str, Any]) -> Rule[Setup]:
-    cases = [(condition_of(case.pop("when"), fact_of), case) for case in row["cases"]]
-    return Rule(
-        name=name,
-        check=partial(_check, cases),
-        source=row["source"],
-        consequence=row.get("consequence", "raised"),
-    )
+def _rule(name: str, row: dict[str, Any]) -> Rule[Setup]:
+    condition, about = condition_of(row.pop("when", ""), fact_of), {"source": row.pop("source")}
+    about["consequence"] = row.pop("consequence", "raised")
+    cases = [
+        (condition_of(case.pop("when", ""), fact_of), {**row, **case})
+        for case in row.pop("cases", [{}])
+    ]
+    return Rule(name=name, check=partial(_check, condition, cases), **about)
 
 
 ROWS = tuple(_rule(name, row) for name, row in table_beside(__file__, "rows.json").items())

@@ -31,7 +31,7 @@ from autotune.engines.deepspeed.sources.sections import (
     own_keys,
     sections_inside,
 )
-from autotune.engines.launches.files import is_shell
+from autotune.engines.launches.files import file_near, is_shell
 from autotune.engines.launches.line import typed
 from autotune.space.rule import NotJudged, Violation
 
@@ -519,7 +519,7 @@ def _inside(here: Source) -> list[Source]:
         try:
             if at[-1] == "deepspeed" and has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
-            elif isinstance(value, str) and not found_near(value, here.path):
+            elif isinstance(value, str) and not file_near(value, *here.path.parents):
                 why_none = f"it names {value}, which is not there"
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=because))
@@ -551,8 +551,8 @@ def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def named_path(name: str, base: Path) -> Path:
-    """The file that another file names, as in `found_near`; ms-swift's are in its package."""
-    path = found_near(name, base)
+    """The file that another file names, there or above; ms-swift's are in its package."""
+    path = file_near(name, *base.parents)
     if path is None and name in _SWIFTS:
         path = _of_swift(name)
     if path is None:
@@ -578,12 +578,6 @@ def _named(name: str, base: Path) -> Source:
         twice=found.twice,
         is_named=True,
     )
-
-
-def found_near(name: str, base: Path) -> Path | None:
-    """The file of a name: from where one stands, else beside a file, else from a folder above."""
-    near = [Path(name), *(folder / name for folder in base.parents)]
-    return next((one for one in near if os.path.isfile(one)), None)
 
 
 def _of_swift(name: str) -> Path:

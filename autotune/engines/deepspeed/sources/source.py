@@ -39,7 +39,6 @@ from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     Source,
     as_arguments,
-    found_near,
     is_named_by,
     named_path,
     parsed,
@@ -65,7 +64,7 @@ from autotune.engines.deepspeed.sources.script import (
     uses_lightnings,
 )
 from autotune.engines.launches.devices import misfit
-from autotune.engines.launches.files import LINE, is_shell
+from autotune.engines.launches.files import LINE, file_near, is_shell
 from autotune.engines.launches.line import (
     TRL,
     Ranks,
@@ -435,7 +434,7 @@ def _from_line(name: str, asked: Path) -> Path | None:
     """
     if "$" in name:
         return None
-    return found_near(name, asked) or Path(name)
+    return file_near(name, *asked.parents) or Path(name)
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -673,8 +672,7 @@ def _why_unread(line: LaunchLine, script: Path | None, reader: str) -> str:
 
 def _script(name: str, asked: Path) -> Path | None:
     """From where one stands, else from beside the file."""
-    near = (Path(name), asked.parent / name)
-    return next((one for one in near if one.suffix == ".py" and one.is_file()), None)
+    return file_near(name, asked.parent) if name.endswith(".py") else None
 
 
 def _counted(ranks: int | None, split: int, tells: str) -> tuple[int | None, str]:
