@@ -22,11 +22,12 @@ COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "%": lambda a, b: a % b != 0},
 }
 """Signs of comparisons; what `~` asks is for those who use it."""
-_PLACE = re.compile(r"\{(@?[\w.?]+)(?: (%|//|gcd) (@?[\w.?]+)|(!r)|:([^}]+))?\}")
+_PLACE = re.compile(r"\{(@?[\w.?]+)(?: (%|//|gcd|divisor) (@?[\w.?]+)|(!r)|:([^}]+))?\}")
 _ARITHMETIC: Mapping[str, Callable[[int, int], Any]] = {
     "%": lambda one, other: f"{one} % {other} = {one % other}",
     "//": lambda one, other: one - one % other or other,  # the nearest multiple below
     "gcd": gcd,
+    "divisor": lambda one, most: next(n for n in range(min(one, most), 0, -1) if one % n == 0),
 }
 
 
@@ -52,8 +53,9 @@ def filled(
         return tuple(filled(one, fact, note) for one in value)
     if not isinstance(value, str):
         return value
-    if (whole := _PLACE.fullmatch(value)) and whole.lastindex == 1:
-        return fact(whole[1])
+    if (whole := _PLACE.fullmatch(value)) and not (whole[4] or whole[5]):
+        found = fact(whole[1])
+        return _ARITHMETIC[whole[2]](found, fact(whole[3])) if whole[2] else found
     return _PLACE.sub(partial(_in_words, fact, note), value)
 
 

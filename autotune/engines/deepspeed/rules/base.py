@@ -311,9 +311,14 @@ class Setup:
         return max(1, self.world // self._sequence_parallel_size)
 
     @property
+    def model_ranks(self) -> int:
+        """Ranks that one copy of the model is split over."""
+        return self.tp * self.pp
+
+    @property
     def split(self) -> int:
-        """Ranks of one replica, as tensor and pipeline parallelism and the script split it."""
-        return self.tp * self.pp * self.sp_by_script
+        """The same, with those over which the script splits sequences."""
+        return self.model_ranks * self.sp_by_script
 
     @property
     def leaves_ranks_over(self) -> bool:

@@ -5,24 +5,8 @@ no head at all, and trains the same losses as the whole model (seen with DeepSpe
 without clipping: test_witnesses.py of these rules). So only the world has to divide.
 """
 
-from typing import Any
-
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
-from autotune.engines.deepspeed.rules.words import finding
 from autotune.space.rule import Finding, rule
-
-
-@rule("utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train")
-def _world(setup: Setup) -> Finding | None:
-    size = setup.tp * setup.pp
-    if size == 1 or setup.world % size == 0:
-        return None
-    tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
-    both = f"set tp and pp so that {setup.world} is a multiple"
-    way = f"set tp to {tp}" if setup.pp == 1 else both
-    changes = {"tensor_parallel": {"autotp_size": tp}} if setup.tp_follows_file else {}
-    told: dict[str, Any] = {"tp": setup.tp, "pp": setup.pp, "size": size, "world": setup.world}
-    return finding("parallel_world", changes=changes, way="" if changes else way, **told)
 
 
 @rule("deepspeed/__init__.py:543-546, runtime/config.py:456-474")

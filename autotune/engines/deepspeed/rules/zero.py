@@ -63,15 +63,3 @@ def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     if setup.uses_bf16_optimizer:
         return None
     return finding("odd_allgather_bucket", size=size, even=int(size) + 1)
-
-
-@rule("utils/groups.py:944")
-def _hpz_divides_world(setup: Setup) -> Finding | None:
-    size = setup.zero.get("zero_hpz_partition_size", 1)
-    if setup.stage != 3 or size <= 1:
-        return None
-    group = min(int(size), setup.world)
-    if setup.world % group == 0:
-        return None
-    below = max(d for d in range(1, group + 1) if setup.world % d == 0)
-    return finding("hpz_divides_world", group=group, world=setup.world, below=below)
