@@ -9,8 +9,8 @@ from autotune.base.nested import dotted, look_up, merge, path_of, value_at
 from autotune.engines.deepspeed.rules.base import moved, patch
 from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS, shown
-from autotune.engines.deepspeed.sources import accelerate_fields
-from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
+from autotune.engines.deepspeed.sources import accelerate
+from autotune.engines.deepspeed.sources.accelerate import FLAGS
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     BETAS,
@@ -355,14 +355,14 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 
 def _yaml_file(source: Source) -> Iterator[Violation]:
     if source.accelerate.path is not None:
-        yield from accelerate_fields.violations(
+        yield from accelerate.violations(
             source.accelerate.data,
             ranks=source.line.ranks.world or source.world,
             fills_in=source.is_trainers is not False,
         )
     if source.beside_file:
         at = (
-            name if name in source.accelerate.data else f"{accelerate_fields.SECTION}.{name}"
+            name if name in source.accelerate.data else f"{accelerate.SECTION}.{name}"
             for name in source.beside_file
         )
         named, file = ", ".join(source.beside_file), source.path.name

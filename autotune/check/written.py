@@ -9,7 +9,7 @@ from autotune.base.secrecy import scrubbed_text
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.engines.deepspeed.rules.base import changed
-from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
+from autotune.engines.deepspeed.sources.accelerate import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.reading import Source, parsed
 from autotune.space.rule import Moves, Patch, in_words
 

@@ -16,7 +16,7 @@ from autotune.base.yaml_file import dump_yaml, parse_yaml
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
-from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS
+from autotune.engines.deepspeed.sources.accelerate import FLAGS
 from autotune.engines.deepspeed.sources.reading import parsed
 from autotune.engines.launches.line import flags_of, in_short, text_or_none
 from autotune.export.base import Dialect, Handout, Launch, Patched

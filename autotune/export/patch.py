@@ -19,7 +19,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.situation import optimizer_implementation, recompute_interval
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, SPELLINGS
-from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
+from autotune.engines.deepspeed.sources.accelerate import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.filled import with_hidden_sizes
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from autotune.engines.deepspeed.sources.accelerate_fields import (
+from autotune.engines.deepspeed.sources.accelerate import (
     KINDS,
     PRECISIONS,
     SECTION_FIELDS,

@@ -31,7 +31,7 @@ from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.zero import inert_keys
-from autotune.engines.deepspeed.sources.accelerate_fields import FIELDS, SECTION
+from autotune.engines.deepspeed.sources.accelerate import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.sections import own_keys
 from autotune.engines.launches.line import flags_of, parts_of
 from autotune.engines.releases import is_at_least

@@ -318,8 +318,6 @@ class _Reader:
         )
         """What they hold, and what each open branch has changed of them."""
         self._exported = set(around)
-        self._environment: dict[str, str] | None = None
-        """What exported variables hold; None: they have changed since that was asked."""
         self._functions: dict[str, _Text] = {}
         self._called: set[str] = set()
         """Functions that a command calls."""
@@ -499,8 +497,6 @@ class _Reader:
         text, *shapes = (one.text for one in fields)
         unquoted = [_SIGNS.findall(_QUOTED.sub("", one.raw)) for one in fields[1:]]
         is_quoted = unquoted != [*map(_SIGNS.findall, shapes)]
-        if "*" in shapes and not is_quoted:
-            return _Truth(True)
         if is_quoted or any(map(_NO_SHAPE.search, (text, *shapes))):
             return _OPEN
         may_differ = any(one.may_differ for one in fields)
@@ -534,8 +530,6 @@ class _Reader:
 
     def _rounds(self, loop: Block) -> list[Value]:
         """What the variable of a loop over some words is in each round; empty: that is open."""
-        if loop.name != "for" or [*map(plain, loop.words[1:2])] != ["in"]:
-            return []
         self._doubts = [*self._here.doubts]
         items = [item for one in loop.words[2:] for item in self._field(one).items]
         is_open = any(re.search(r"[$`*?[{]", plain(item)) for item in items)
@@ -565,8 +559,6 @@ class _Reader:
             yield changes
         finally:
             self._variables = outer
-            if not self._exported.isdisjoint(changes):
-                self._environment = None
 
     @contextlib.contextmanager
     def _shell(self, given: _Changes | None = None) -> Iterator[None]:
@@ -576,14 +568,13 @@ class _Reader:
             with self._scope(given), contextlib.suppress(_End):
                 yield
         finally:
-            self._exported, self._environment = exported, None
+            self._exported = exported
 
     @contextlib.contextmanager
     def _lent(self, own: Mapping[str, Value], words: _Changes | None = None) -> Iterator[None]:
         """Let commands have variables of their own, and the `words` that a function is given."""
         exported, outer = self._exported, self._locals
         self._exported, self._locals = exported | own.keys(), {*(words or outer), *own}
-        self._environment = None
         try:
             with self._scope({**(words or {}), **own}) as changes:
                 yield
@@ -591,7 +582,6 @@ class _Reader:
             inner = own.keys() if words is None else self._locals
             self._locals = outer
             self._exported -= inner - exported
-            self._environment = None
             for name in changes.keys() - inner:
                 self._put(name, changes[name])
 
@@ -684,7 +674,6 @@ class _Reader:
         if line not in self._gone or self._n_left > 0:
             self._variables.update(self._doubted())
         self._gone += [line] * (line not in self._gone)
-        self._environment = None
 
     def _doubted(self) -> _Changes:
         """All variables, with values that may be others."""
@@ -697,8 +686,6 @@ class _Reader:
         self._variables[name] = value
         if "a" in self._flags and re.fullmatch(NAME, name):
             self._exported.add(name)
-        if name in self._exported:
-            self._environment = None
 
     def _given(self, name: str) -> Value | None:
         """What `$1`, `$#` or `$@` is; a file that nobody is seen to start has no words."""
@@ -725,8 +712,6 @@ class _Reader:
     def _element(self, chars: Chars) -> Field:
         """A word of a command, or an assignment with it."""
         raw, before = plain(chars), len(self._doubts)
-        if raw.startswith("(("):
-            return Field(raw, [chars], chars[0][1])
         if (inside := elements(chars)) is None:
             return self._field(chars, is_split=not ASSIGNS.match(raw))
         inside_fields = [self._field(one) for one in inside]
@@ -864,8 +849,6 @@ class _Reader:
 
         `pwd`, `dirname "$0"`, `cd "$(dirname "$0")/.." && pwd`.
         """
-        if self._depth > _MOST_DEEP:
-            return None
         before, self.commands = self.commands, []
         functions, self._functions = self._functions, {}
         with self._shell(), contextlib.suppress(OpenError):
@@ -899,9 +882,6 @@ class _Reader:
         texts = [one.raw if one.is_array else one.text for one in fields]
         touched = touched_by(texts)
         self._forget(touched)
-        for name in touched:
-            if names[0] in ("mapfile", "readarray") or any(f"{name}[" in one for one in texts):
-                self._put(name, Value(is_array=True))
         if names[0] == "unset":
             for name in {*touched}.intersection(texts):
                 self._put(name, None)
@@ -943,7 +923,6 @@ class _Reader:
                     self._exported.add(name)
                 if any(map(_DECLARED_ODD.match, names)):
                     self._put(name, Value(is_array=True))  # open from now on
-                self._environment = None
         return True
 
     def _assign(self, name: str, given: Field, *, is_added: bool) -> None:
@@ -1052,14 +1031,12 @@ class _Reader:
 
     def _around(self) -> dict[str, str]:
         """What exported variables hold; `$NAME`: only the shell knows."""
-        if self._environment is None:
-            held = {name: self._variables.get(name) for name in self._exported}
-            self._environment = {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
-                name: f"${name}" if value.items is None else plain([*chain(*value.items)])
-                for name, value in held.items()
-                if value is not None
-            }
-        return self._environment
+        held = {name: self._variables.get(name) for name in self._exported}
+        return {name: f"${name}" for name in _ASKED_FOR if self._gone} | {
+            name: f"${name}" if value.items is None else plain([*chain(*value.items)])
+            for name, value in held.items()
+            if value is not None
+        }
 
     def _starts(self, command: Command, items: list[Chars], at: int) -> bool:
         """Read a shell file that a command starts, in a shell of its own; whether it is one."""
@@ -1147,7 +1124,6 @@ class _Reader:
         with contextlib.suppress(OpenError), shell:
             if own and not is_part:
                 self._exported |= own.keys()
-                self._environment = None
             self._run(replace(here, lines=lines_of(chars)))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import key_in_words
-from autotune.engines.deepspeed.sources.accelerate_fields import KINDS
+from autotune.engines.deepspeed.sources.accelerate import KINDS
 
 _MOST_NAMED = 4
 """Keys that are named of a mapping of no known kind."""

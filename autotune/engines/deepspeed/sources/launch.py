@@ -9,7 +9,7 @@ from typing import Any
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.engines.deepspeed.sources import openrlhf
-from autotune.engines.deepspeed.sources.accelerate_fields import FLAGS, OF_NODES
+from autotune.engines.deepspeed.sources.accelerate import FLAGS, OF_NODES
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.layout import (
     ACCELERATOR_VARIABLE,

@@ -14,7 +14,7 @@ from autotune.base.user_text import MAX_BYTES, STANDARD_INPUT, read_text
 from autotune.engines.deepspeed.ds_config_text import parse_config
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning, neox
-from autotune.engines.deepspeed.sources.accelerate_file import (
+from autotune.engines.deepspeed.sources.accelerate import (
     AccelerateFile,
     config_of,
     is_accelerate,

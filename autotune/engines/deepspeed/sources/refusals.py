@@ -14,7 +14,7 @@ from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
 from autotune.engines.deepspeed.sources import openrlhf
-from autotune.engines.deepspeed.sources.accelerate_file import ACCELERATE_ALONE
+from autotune.engines.deepspeed.sources.accelerate import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine

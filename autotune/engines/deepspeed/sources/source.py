@@ -18,8 +18,7 @@ from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.sources import lightning, openrlhf
-from autotune.engines.deepspeed.sources.accelerate_fields import OF_NODES
-from autotune.engines.deepspeed.sources.accelerate_file import AccelerateFile, config_of
+from autotune.engines.deepspeed.sources.accelerate import OF_NODES, AccelerateFile, config_of
 from autotune.engines.deepspeed.sources.consumers import (
     ARGUMENTS,
     FILLED,
