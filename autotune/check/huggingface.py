@@ -24,6 +24,7 @@ from autotune.engines.deepspeed.sources.filled import asked_precision, known_of
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source
 from autotune.engines.deepspeed.sources.refusals import of_stage
+from autotune.engines.deepspeed.sources.training import defaults_of
 from autotune.space.rule import Consequence, NotJudged, Violation
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -130,7 +131,7 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         yield violation_of("huggingface.mismatch", **facts)
 
 
-_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
+_TRAINERS = defaults_of()
 _DEFAULTS: Mapping[str, Any] = {
     **{one.key: _TRAINERS[one.name] for one in ARGUMENTS if one.name in _TRAINERS},
     "optimizer.params.betas": [_TRAINERS[name] for name in BETAS],

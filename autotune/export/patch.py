@@ -38,7 +38,6 @@ from autotune.engines.deepspeed.sources.training import (
     EVERY,
     FACTORY,
     completed,
-    optimizer_argument,
     options_of,
     script_knobs,
 )
@@ -500,7 +499,7 @@ class _DataFile:
         if compiles in ("none", "torch") and compiles != have["compile"]:
             asked["torch_compile"] = compiles == "torch"
         # Another optimizer than Adam is the user's choice; beside an offload accelerate brings it.
-        optim = str(given.get(optimizer_argument(reader), DEFAULT_OPTIM))
+        optim = str(given.get(as_argument_of(reader, "optim", None)[0], DEFAULT_OPTIM))
         is_offloaded = candidate.get("offload.optimizer", "none") != "none"
         is_open = not has_optimizer and not is_offloaded
         want = candidate.get(IMPLEMENTATION)

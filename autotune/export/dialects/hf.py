@@ -29,7 +29,7 @@ from autotune.export.trainer import (
 )
 from autotune.job.adapters import ALL_LINEAR
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.frameworks import FACTORY_ATTENTION
+from autotune.trial.guest.frameworks import AXOLOTL_NAMES, FACTORY_ATTENTION
 
 ARGUMENTS_FILE = "train.args"
 """HfArgumentParser reads a file of this name beside `train.py` by itself."""
@@ -239,6 +239,7 @@ def _values(handout: Handout) -> dict[str, Any]:
         "compile": settings.get("compile", "none"),
         "attention": str(settings.get("attention", "default")),
         "factory_attention": FACTORY_ATTENTION,
+        "axolotl_names": AXOLOTL_NAMES,
         "lora": lora,
         "adapts_all": lora is not None and lora["target_modules"] == ALL_LINEAR,
         "is_packed": handout.workload.lengths.get("kind") == "packed",

@@ -17,7 +17,7 @@ FACTORY_ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "
 """Names of transformers' attention implementations -> LLaMA-Factory's."""
 ATTENTION_ARGUMENT = "attn_implementation"
 """What TRL's `ModelConfig` and axolotl's file call it; transformers' Trainer has no argument."""
-_AXOLOTL = {"per_device_train_batch_size": "micro_batch_size", "optim": "optimizer"}
+AXOLOTL_NAMES = {"per_device_train_batch_size": "micro_batch_size", "optim": "optimizer"}
 """Fields of TrainingArguments -> keys of axolotl's file; the others are called the same."""
 
 
@@ -29,7 +29,7 @@ def as_argument_of(framework: str, name: str, value: Any) -> tuple[str, Any]:
     if framework == "llama-factory" and name == ATTENTION_ARGUMENT:
         return "flash_attn", FACTORY_ATTENTION[value]
     if framework == "axolotl":
-        return RECOMPUTE_NAMES[-1] if is_recompute else _AXOLOTL.get(name, name), value
+        return RECOMPUTE_NAMES[-1] if is_recompute else AXOLOTL_NAMES.get(name, name), value
     return name, value
 
 

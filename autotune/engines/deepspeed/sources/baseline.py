@@ -18,10 +18,10 @@ from autotune.engines.deepspeed.sources.source import read
 from autotune.engines.deepspeed.sources.training import (
     DEFAULT_OPTIM,
     completed,
-    optimizer_argument,
     script_knobs,
 )
 from autotune.space.script import IMPLEMENTATIONS
+from autotune.trial.guest.frameworks import as_argument_of
 
 _MICRO, _ACCUM = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
@@ -101,7 +101,7 @@ def _run_of(source: Source, path: Path, hidden: int, *, with_monitors: bool) -> 
         # A kernel that the knob does not have: forecasts are of transformers' own choice.
         notes["attn_implementation"] = (arguments["attn_implementation"], None)
     if is_trainers and "optimizer" not in source.config:
-        optimizer_name = optimizer_argument(source.reader)
+        optimizer_name, _ = as_argument_of(source.reader, "optim", None)
         optim = str(arguments.get(optimizer_name, DEFAULT_OPTIM))
         if optim in IMPLEMENTATIONS:
             is_offloaded = look_up(config, "zero_optimization.offload_optimizer.device")

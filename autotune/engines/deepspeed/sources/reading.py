@@ -34,6 +34,7 @@ from autotune.engines.deepspeed.sources.sections import (
 from autotune.engines.launches.files import file_near, is_shell
 from autotune.engines.launches.line import typed
 from autotune.space.rule import NotJudged, Violation
+from autotune.trial.guest.frameworks import AXOLOTL_NAMES
 
 Syntax = Literal["json", "hjson", "yaml", "shell"]
 
@@ -55,8 +56,9 @@ _PLACEHOLDER = re.compile(
 )
 """A text that is nothing else; Hjson takes the comma behind a word for a part of it."""
 
-SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
-"""Other names of a TrainingArguments field: axolotl's."""
+_MICRO = "per_device_train_batch_size"
+SYNONYMS = {AXOLOTL_NAMES[_MICRO]: _MICRO}
+"""Other names of a TrainingArguments field, which tell themselves in any file."""
 
 _TRAINERS = tuple((frozenset(keys), name) for keys, name in PROGRAMS["trainer"]["readers"])
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""

@@ -29,7 +29,7 @@ from autotune.engines.deepspeed.sources.script import (
     prepares_no_loader,
     reads_name,
 )
-from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT
+from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT, defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds, listed
@@ -37,10 +37,6 @@ from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violat
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
 """Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
-_OF_EVALUATION: Mapping[str, Any] = PROGRAMS["trainer"]["of_evaluation"]
-_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"] | _OF_EVALUATION
-"""Defaults of Trainer's arguments."""
-_READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _MADE_BY_SWIFT = ("eval_strategy", "gradient_accumulation_steps")
 """Arguments that ms-swift makes of others where nobody gives them."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -222,7 +218,7 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     is_default |= own_defaults is not None and name not in own_defaults
     if is_open or (value is None and (name == "world" or not is_default)):
         raise UnknownFactError(name)
-    return {**_TRAINERS, **_READERS.get(reader, {})}.get(name) if value is None else value
+    return defaults_of(reader).get(name) if value is None else value
 
 
 def _texts(source: Source) -> Iterator[Violation]:

@@ -39,12 +39,14 @@ ATTENTION_SWITCHES: Mapping[str, str] = {
 DEFAULT_OPTIM = "adamw_torch_fused"
 """Trainer's, since torch 2.8, and axolotl's."""
 
-_TRAINERS: Mapping[str, Any] = PROGRAMS["trainer"]["defaults"]
-"""What TrainingArguments has where nobody says."""
-_READERS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
-"""Reader -> its own defaults, over those."""
 _SWIFTS_BATCH = 16
 """Samples of a step that ms-swift accumulates for where nobody says (_init_batch_size)."""
+
+
+def defaults_of(reader: str = "") -> dict[str, Any]:
+    """What arguments are where nobody says: those of Trainer, under those of who reads them."""
+    tables = PROGRAMS["trainer"]
+    return {**tables["defaults"], **tables["readers_defaults"].get(reader, {})}
 
 
 def completed(arguments: Mapping[str, Any], reader: str, world: int) -> dict[str, Any]:
@@ -56,10 +58,9 @@ def completed(arguments: Mapping[str, Any], reader: str, world: int) -> dict[str
         world: Ranks.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
-    reader_defaults = dict(_READERS.get(reader, {}))
-    if given.get("fp16") is True and reader_defaults.get("bf16") is True:
-        reader_defaults["bf16"] = False
-    known = {**_TRAINERS, **reader_defaults, **given}
+    known = {**defaults_of(reader), **given}
+    if given.get("fp16") is True and "bf16" not in given and known["bf16"] is True:
+        known["bf16"] = False
     if reader == AXOLOTL:
         known |= _axolotls_batch(given)
     if reader == SWIFT and "gradient_accumulation_steps" not in given:
@@ -78,11 +79,6 @@ def _axolotls_batch(given: Mapping[str, Any]) -> dict[str, Any]:
     name, size = next(iter(sizes.items()))
     other = next(one for one in names if one != name)
     return {other: total // size} if size else {}
-
-
-def optimizer_argument(reader: str) -> str:
-    """What a reader calls Trainer's `optim`."""
-    return "optimizer" if reader == AXOLOTL else "optim"
 
 
 def script_knobs(arguments: Mapping[str, Any], reader: str) -> dict[str, KnobValue]:
