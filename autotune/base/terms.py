@@ -17,6 +17,7 @@ from math import gcd
 from typing import Any
 
 _TEST = re.compile(r"([\w.*@?]+)(?:(!=|>=|[=><%~])([\w.*@?-]+))?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     **{"=": operator.eq, "!=": operator.ne},
     **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "%": lambda a, b: a % b != 0},
@@ -38,6 +39,13 @@ def tests_of(term: str) -> Sequence[tuple[str, str, str]]:
     found = [_TEST.fullmatch(test) for test in tests]
     assert None not in found, f"{term} has what is no test"
     return [(test[1], test[2] or "", test[3] or "") for test in found if test is not None]
+
+
+def literal(word: str) -> Any:
+    """The value that a word of a comparison is: a number, a switch, nothing (`null`) or text."""
+    if _NUMBER.fullmatch(word):
+        return float(word) if "." in word else int(word)
+    return {"true": True, "false": False, "null": None}.get(word, word)
 
 
 def filled(

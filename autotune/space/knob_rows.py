@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from autotune.base.terms import COMPARE, tests_of
+from autotune.base.terms import COMPARE, literal, tests_of
 from autotune.contract import KnobValue
 from autotune.job.model_shape import ModelShape
 from autotune.space.knob import Context, Knob, Knobs
@@ -117,7 +117,7 @@ class _Terms:
         compare = COMPARE[sign]
         if word in self._defaults:
             return lambda values, _: compare(values[name], values[word])
-        wanted = _value(word)
+        wanted = literal(word)
         if sign == ">" and name in self._defaults:  # one that does not act has no value
             return lambda values, _: values.get(name, 0) > wanted
         return lambda values, context: compare(fact(values, context), wanted)
@@ -145,8 +145,3 @@ def _either(one: Acts, other: Acts) -> Acts:
 
 def _negated(one: Acts) -> Acts:
     return lambda values, context: not one(values, context)
-
-
-def _value(word: str) -> Any:
-    """A value of a comparison: a number, a switch or text."""
-    return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)

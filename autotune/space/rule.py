@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.nested import Unknown, dotted
 from autotune.base.secrecy import HIDDEN, holds_secret
-from autotune.base.terms import COMPARE, tests_of
+from autotune.base.terms import COMPARE, literal, tests_of
 from autotune.base.text import named
 
 if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
@@ -41,7 +41,6 @@ _NO_MOVES: Moves = {}
 _MOST_SETTINGS = 3
 """Settings of the nearest candidate that an error shows."""
 _WORD = re.compile(r"[a-z_][a-z0-9_.]*[a-z0-9_]")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 Level = Literal["error", "warning", "note"]
 """How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
@@ -110,7 +109,7 @@ def _term(term: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
 
 def _test(name: str, sign: str, word: str, fact_of: FactOf[S]) -> Callable[[S], bool]:
     if sign in ("", "=", "!=", "~"):
-        fact, words = fact_of(name), (word, _word(word))
+        fact, words = fact_of(name), (word, literal(word))
         like = fact_of(word) if sign == "~" else fact
         asks: Mapping[str, Callable[[S], bool]] = {
             "": lambda setup: bool(value := fact(setup)) and value != "none",
@@ -130,12 +129,6 @@ def _test(name: str, sign: str, word: str, fact_of: FactOf[S]) -> Callable[[S], 
     return compares
 
 
-def _word(text: str) -> Any:
-    """A word as a value: a number, a truth, nothing (`null`) or the text itself."""
-    number = float(text) if _NUMBER.fullmatch(text) else text
-    return {"true": True, "false": False, "null": None}.get(text, number)
-
-
 def _product(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
     """A product of numbers; None where one of them is none."""
     first, *others = (_factor(one, fact_of) for one in text.split("*"))
@@ -150,7 +143,7 @@ def _product(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
 
 
 def _factor(text: str, fact_of: FactOf[S]) -> Callable[[S], Any]:
-    if isinstance(number := _word(text), float):
+    if type(number := literal(text)) in (int, float):
         return lambda _: number
     fact = fact_of(text)
     return lambda setup: value if type(value := fact(setup)) in (int, float) else None

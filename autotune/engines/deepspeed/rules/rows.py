@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from autotune.base.data import table_beside
+from autotune.base.terms import literal
 from autotune.engines.deepspeed.rules.base import Setup, section_at
 from autotune.engines.deepspeed.rules.words import finding_of
 from autotune.space.rule import Finding, Rule, condition_of
@@ -29,7 +30,7 @@ def fact_of(name: str) -> Callable[[Setup], Any]:
     if is_asked and not usual:
         return lambda setup: key in section_at(setup.ds_config, section)
     if is_asked:
-        found, default = fact_of(name), int(usual) if usual.isdecimal() else usual
+        found, default = fact_of(name), literal(usual)
         return lambda setup: default if (value := found(setup)) is None else value
     if name.startswith("@from_"):
         return lambda setup: setup.is_at_least(name.removeprefix("@from_"))
