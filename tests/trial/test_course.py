@@ -100,7 +100,7 @@ def test_one_that_may_still_win_is_measured_to_the_end():
 
 
 def test_enough_is_enough_even_of_a_slow_one():
-    course, _ = run(dataclasses.replace(MEASURE, losing_step_time_s=0.01), [0.1] * 50)
+    course, _ = run(dataclasses.replace(MEASURE, losing_step_time_s=0.06), [0.1] * 50)
     assert not course.is_losing
 
 
