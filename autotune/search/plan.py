@@ -222,7 +222,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
         measured_s = job.script.measured.wall_s  # it has run once, and joins the record later
     trial_s = ASSUMED_TRIAL_S if measured_s is None else measured_s
     if measured_s is None and prospect is not None:
-        trial_s = min(max(trial_s, prospect.trial_s), job.trial_timeout_s)
+        trial_s = min(prospect.trial_s, job.trial_timeout_s)
     untried = len(lattice.candidates) - len(history.tried)
     reduced_trials = 0
     if reductions is not None:

@@ -10,17 +10,19 @@ import numpy as np
 from autotune.base.flags import flag
 from autotune.base.templates import Fact, tell
 from autotune.base.units import typed_bytes, typed_seconds
+from autotune.contract import Start
 from autotune.engines.base import find_engine
 from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.search.climb import CERTAIN
 from autotune.search.history import History
 from autotune.search.session import Session
 from autotune.search.steering import MODEL_MARGIN, Steering
-from autotune.search.trial_spec import MEASURE
+from autotune.search.trial_spec import MEASURE, WARM_MEASURE
 from autotune.space.candidate import Candidate
 
-START_S = 12.0
-"""Seconds of a cold trial of a small model until its first step, on a slow machine."""
+START_S = {Start.COLD: 12.0, Start.WARM: 4.0}
+"""Seconds of a trial of a small model until its first step: cold on a slow machine, warm on a GPU
+(`docs/gpu.md`)."""
 TIME_MARGIN = 3.0
 """Factor by which a predicted step time may be wrong before any trial."""
 
@@ -54,14 +56,18 @@ class Prospect:
     plan_fit: float = 1.0
     """Probability that it fits."""
 
+    start: Start = Start.COLD
+    """Start of the median candidate's trial."""
+
     @property
     def trial_s(self) -> float:
-        return trial_s(self.step_s)
+        return trial_s(self.step_s, self.start)
 
 
-def trial_s(step_s: float) -> float:
-    """Seconds of a cold trial whose steps take so long."""
-    return START_S + max(MEASURE.budget_s, _LEAST_STEPS * step_s)
+def trial_s(step_s: float, start: Start = Start.COLD) -> float:
+    """Seconds of a trial whose steps take so long."""
+    measure = WARM_MEASURE if start is Start.WARM else MEASURE
+    return START_S[start] + max(measure.budget_s, _LEAST_STEPS * step_s)
 
 
 _LEAST_STEPS = MEASURE.warmup_steps + MEASURE.min_steps
@@ -112,6 +118,7 @@ def prospect_of(steering: Steering, history: History, session: Session) -> Prosp
         allowed_bytes=steering.objective.allowed_bytes,
         step_s=float(np.median(steps_s)) * correction,
         fastest_step_s=float(steps_s.min()),
+        start=Start.WARM if session.may_start_warm(at_row(typical)) else Start.COLD,
     )
     if has_run:
         return found

@@ -30,6 +30,9 @@ from autotune.trial.variables import CORES_ENV
 
 _LOOK_EVERY = 0.1
 """Share by which a series grows before it is judged again: that sorts, and comes between steps."""
+_HOPELESS_STEPS, _HOPELESS = 3, 2.0
+"""First steps after the floor, and how many times slower than the threshold each of them is, after
+which a trial has lost: no warm-up that the floor leaves takes that many so long."""
 
 
 class Course:
@@ -60,7 +63,8 @@ class Course:
         self._total_s += step_time_s
         n_steps, measure = len(self._times_s), self._measure
         if n_steps < measure.min_steps:
-            return False
+            self.is_losing = n_steps == _HOPELESS_STEPS and self._is_hopeless
+            return self.is_losing
         if n_steps >= measure.max_steps or self._total_s >= measure.budget_s:
             return True
         if not self._looks_at_series or n_steps < self._next_look:
@@ -90,6 +94,11 @@ class Course:
             return True
         self.is_losing = self._loses(times_s)
         return self.is_losing
+
+    @property
+    def _is_hopeless(self) -> bool:
+        slowest_s = self._measure.losing_step_time_s
+        return slowest_s is not None and min(self._times_s) > _HOPELESS * slowest_s
 
     def _loses(self, times_s: list[float]) -> bool:
         """True if even the optimistic end of the interval is too slow."""
@@ -305,7 +314,7 @@ class Stopwatch:
         rank = self._rank
         self._report.memory_bytes = rank.meter.read()
         self._report.own_log = self._live.own_log(self._report)
-        if rank.diagnostic_pass is None:
+        if rank.diagnostic_pass is None or self._report.stopped_early:
             rank.finish()
         rank.meter.lift()  # the profiler's own memory is no part of the configuration's
         rank.diagnostic_pass.begin()

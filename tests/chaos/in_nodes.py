@@ -44,7 +44,7 @@ class Nodes(Gangs):
             )
             options = FleetOptions(ssh=self.cluster.ssh)
             transport = HostfileTransport(str(self.cluster.hostfile), options)
-            super().__init__(transport, records, world=4, seen=self.cluster.folder)
+            super().__init__(transport, records, world=4, seen=self.cluster.temporary)
             self._nodes = made.pop_all()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Nodes(Gangs):
         self.wait(lambda: not self.fleet.absent(), "a node that is back is not taken back")
         self.trains()
         self.wait(lambda: not self.ranks(), f"ranks are left: {self.ranks()}")
-        left = list(self.cluster.folder.glob("tmp-*/autotune-run-*/**/spec.json"))
+        left = self.cluster.left("**/spec.json")
         must(not left, f"files of trials are left: {left}")
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:
@@ -177,7 +177,7 @@ def _full(ground: Ground) -> None:
     """The node's temporary files have no room any more."""
     nodes = nodes_of(ground)
     server = nodes.cluster.servers[1].pid
-    home = nodes.cluster.folder / f"tmp-{nodes.cluster.names[1]}"
+    home = nodes.cluster.temporary / nodes.cluster.names[1]
     inside = ("nsenter", "-t", str(server), "-m")
     nodes.ends(nodes.submit("nothing_in_first"))
     run(*inside, "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(home))

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ class SshNodes:
     config: Path
     """Configuration of ssh, by which it knows keys and hosts; tests add to it."""
     folder: Path
+    temporary: Path
+    """Of each node a folder for temporary files, by its name."""
     servers: "list[_Server]"
     """The sshd of each node."""
     is_apart: Sequence[Path]
@@ -67,6 +70,10 @@ class SshNodes:
     def ssh(self) -> str:
         """The command that logs in, wherever it is run."""
         return f"ip netns exec {self.head} ssh -F {shlex.quote(str(self.config))}"
+
+    def left(self, pattern: str = "") -> list[Path]:
+        """Temporary files of ours that stand on the nodes, or those of a pattern."""
+        return list(self.temporary.glob(f"*/autotune-run-*/{pattern}"))
 
     @property
     def flags(self) -> list[str]:
@@ -149,6 +156,8 @@ def ssh_nodes(
         processors: What the kernel of a node calls its processor, where that is not this one's.
     """
     tag = f"as{os.getpid() % 100_000}{next(_letters)}"
+    # Short: where sockets do not fit, a node takes this machine's own folder.
+    temporary = Path(tempfile.mkdtemp(prefix=f"{tag}-", dir="/tmp"))
     head, switch = f"{tag}h", f"{tag}s"
     names = tuple(f"{tag}{i}" for i in range(n_nodes))
     addresses = tuple(f"10.78.0.{i + 1}" for i in range(n_nodes))
@@ -174,7 +183,7 @@ def ssh_nodes(
             for device in ("eth0", "lo"):
                 run("ip", "-n", name, "link", "set", device, "up")
             said = (variables or {}).get(len(servers), {}), (settings or {}).get(len(servers), "")
-            config = _server(folder, name, address, key, host_key, *said)
+            config = _server(folder, name, address, key, host_key, temporary / name, *said)
             if called := (processors or {}).get(len(servers)):
                 own = Path("/proc/cpuinfo").read_text()
                 other = re.sub(r"(?m)^(model name\s*): .*$", rf"\1: {called}", own)
@@ -185,7 +194,9 @@ def ssh_nodes(
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in names))
         for server in servers:
             server.wait_until_it_listens()
-        yield SshNodes(head, names, addresses, hostfile, config, folder, servers, is_apart)
+        yield SshNodes(
+            head, names, addresses, hostfile, config, folder, temporary, servers, is_apart
+        )
     finally:
         for server in servers:
             server.kill()
@@ -194,6 +205,7 @@ def ssh_nodes(
         for name in (*names, head):
             _kill_all_in(name)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def core_of(node: int) -> int:
@@ -220,12 +232,12 @@ def _server(
     address: str,
     key: Path,
     host_key: Path,
+    home: Path,
     variables: Mapping[str, str],
     settings: str,
 ) -> Path:
     """Configuration of a node's sshd."""
     config = folder / f"sshd-{name}.conf"
-    home = folder / f"tmp-{name}"
     home.mkdir()
     seen = {"TMPDIR": home, "XDG_RUNTIME_DIR": home / "none", **variables}
     config.write_text(

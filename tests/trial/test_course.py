@@ -84,6 +84,15 @@ def test_a_clearly_slow_trial_stops_early_and_not_before_the_floor():
     assert min(taken) > 0.5
 
 
+@pytest.mark.parametrize(
+    ("first", "n_steps"), [([1.1, 1.2, 1.3], 3), ([1.1, 0.9, 1.3], 6), ([3.0, 2.0, 0.4], 6)]
+)
+def test_three_steps_end_one_that_is_far_too_slow(first, n_steps):
+    losing = dataclasses.replace(MEASURE, losing_step_time_s=0.5, budget_s=1.0)
+    course, taken = run(losing, [*first, *[1.1] * 9])
+    assert (course.is_losing, len(taken), course.n_warm_up) == (n_steps == 3, n_steps, 0)
+
+
 def test_one_that_may_still_win_is_measured_to_the_end():
     threshold = dataclasses.replace(MEASURE, losing_step_time_s=1.0, budget_s=60.0)
     course, _ = run(dataclasses.replace(threshold, target_half_width=1e-6), noisy(3, 400))
@@ -91,7 +100,7 @@ def test_one_that_may_still_win_is_measured_to_the_end():
 
 
 def test_enough_is_enough_even_of_a_slow_one():
-    course, _ = run(dataclasses.replace(MEASURE, losing_step_time_s=0.01), [0.1] * 50)
+    course, _ = run(dataclasses.replace(MEASURE, losing_step_time_s=0.06), [0.1] * 50)
     assert not course.is_losing
 
 

@@ -41,6 +41,13 @@ def make(folder, *, measure=MEASURE, read_back=lambda engine, expected: {}, **as
     return Stopwatch(rank, driver, LiveDeepSpeed(Engine()), is_loss_scaled=False)
 
 
+class NoPass:
+    """A diagnostic pass that nobody may begin."""
+
+    def begin(self):
+        raise AssertionError("a trial that has lost is not watched any longer")
+
+
 def count(stopwatch, *step_times_s):
     for step_time_s in step_times_s:
         stopwatch._count(step_time_s)
@@ -103,7 +110,8 @@ def test_a_trial_that_stops_early_says_so(tmp_path):
         MEASURE, losing_step_time_s=0.05, max_steps=100, budget_s=99.0, target_half_width=1e-9
     )
     stopwatch = make(tmp_path, measure=losing)
-    count_all(stopwatch, [0.1, 0.101, 0.102] * 15)
+    stopwatch._rank.diagnostic_pass = NoPass()
+    count_all(stopwatch, [0.09, 0.091, 0.092] * 15)
     report = stopwatch._rank.reporter.report
     assert report.stopped_early
     assert len(report.step_times_s) >= MEASURE.min_steps

@@ -82,7 +82,7 @@ def nodes(tmp_path_factory):
     with ssh_nodes(folder, 2, is_apart=[records]) as made:
         yield made
         wait_until(lambda: made.processes() == [], "something is left on a node")
-    assert not any(folder.glob("tmp-*/autotune-run-*")), "temporary files are left"
+        assert made.left() == [], "temporary files are left"
 
 
 def far_fleet(nodes, hosts: Path, world: int) -> GangFleet:

@@ -211,7 +211,7 @@ def two(tmp_path_factory):
     with ssh_nodes(folder, 2, is_apart=[records]) as made:
         yield made
         wait_until(lambda: made.processes() == [], "something is left on a node")
-    assert not any(folder.glob("tmp-*/autotune-run-*/**/spec.json")), "files of trials are left"
+        assert made.left("**/spec.json") == [], "files of trials are left"
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_a_node_that_dies_is_left_out_until_it_is_back(two, fleet, submit):
     wait_until(lambda: polled(goes_on), "the search goes on")
     assert goes_on.poll().outcome is Outcome.OK, goes_on.poll().evidence
     _wait_for_both(fleet)
-    assert not any(two.folder.glob("tmp-*/autotune-run-*/**/0000/spec.json")), "it is cleared"
+    assert two.left("**/0000/spec.json") == [], "it is cleared"
 
 
 def test_a_cut_cable_ends_what_runs_on_both_sides_of_it(two, fleet, submit):
