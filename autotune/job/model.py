@@ -24,14 +24,14 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
-from autotune.job.adapters import ALL_LINEAR, Lora, adapted_widths
+from autotune.job.adapters import Lora
 from autotune.job.model_families import (
     as_transformers_names_it,
     family_of,
     has_closed_form,
-    has_plain_layers,
     has_plain_loss,
     is_split_by_ulysses,
+    peft_widths,
     shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape
@@ -187,20 +187,22 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 
 
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
-    """Counted by formula where all matrices of the layers are known, else by building it."""
+    """Counted by formula where all that is adapted is known, else by building it."""
     source, shape, rank = {**model.source, "lora": lora}, model.shape, lora["rank"]
-    is_known = "config" in source and has_plain_layers(source["config"])
-    if not is_known or lora["target_modules"] != ALL_LINEAR:
+    config = source.get("config")
+    widths = config and peft_widths(config, shape, lora["target_modules"])
+    if not widths:
         found = _probe(source, where=model.name)
         return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
-    hidden, width, inner = shape.hidden, shape.attention_width, shape.ffn_hidden
-    kv_width, mlps = shape.n_kv_heads * width // shape.n_heads, 3 * (hidden + inner)
-    trained = int(shape.n_layers * rank * adapted_widths(hidden, width, kv_width, mlps))
-    largest = max(shape.largest_param, rank * max(hidden, width, inner))
-    active, frozen = shape.n_params_active + trained, {"n_params_frozen": shape.n_params}
-    counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
-    shape = dataclasses.replace(shape, **counts)
-    return dataclasses.replace(model, shape=shape, source=source)
+    trained, passed = (rank * width for width in widths)
+    widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
+    counts = {
+        "n_params": trained,
+        "n_params_active": shape.n_params_active + passed,
+        "largest_param": max(shape.largest_param, rank * widest),
+        "n_params_frozen": shape.n_params,
+    }
+    return dataclasses.replace(model, shape=dataclasses.replace(shape, **counts), source=source)
 
 
 def presets() -> list[str]:

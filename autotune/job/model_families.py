@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
+from autotune.job.adapters import ALL_LINEAR
 from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.trial.transformer_shape import attention_window
 
@@ -27,7 +28,7 @@ _NULL_IS_NONE = frozenset(
 class Family:
     """An architecture, by a row of families.json; keys are those of its configs.
 
-    The last five are held to what transformers and DeepSpeed do by tests.
+    The last five are held to what transformers and DeepSpeed do by tests, one of peft by another.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +63,11 @@ class Family:
     """Key of the MLP beside the experts: its width, or how many experts it is as wide as."""
     shared_gate: bool = False
     """Whether that MLP has a gate of one number a token."""
+    linear_router: bool = False
+    """Whether the router is a linear layer."""
+    adapts_experts: bool = False
+    """Whether peft's all-linear adapts router and experts, in place of MLPs that all tokens pass
+    (peft 0.21, utils/transformers_weight_conversion.py: _convert_peft_config_moe)."""
     dense: str = ""
     """Key by which some layers have no experts."""
     dense_ffn: str = "intermediate_size"
@@ -95,11 +101,60 @@ def has_closed_form(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
 
 
-def has_plain_layers(config: Mapping[str, Any]) -> bool:
-    """Whether a layer has a matrix each for queries, keys, values, output and parts of an MLP."""
+def peft_widths(
+    config: Mapping[str, Any], shape: ModelShape, targets: str | Sequence[str]
+) -> tuple[int, int] | None:
+    """Inputs and results of the matrices that peft adapts: of all, and of those a token passes.
+
+    A rank of r trains r of each. None: they are not known, and the model has to be built.
+    """
     family = family_of(config)
-    is_other = family.is_fused or family.is_latent or family.experts
-    return has_closed_form(config) and not is_other and config["model_type"] != "gpt2"
+    if not has_closed_form(config) or config["model_type"] == "gpt2":
+        return None
+    hidden, ffn, n_experts = shape.hidden, shape.ffn_hidden, shape.n_experts
+    n_sparse, shared = shape.n_expert_layers, shape.shared_expert_hidden
+    attention = {name: shape.n_layers * n for name, n in _attention_widths(family, shape).items()}
+    # Of all dense MLPs, and of those that tokens pass beside experts.
+    up = (shape.n_layers - n_sparse) * (hidden + (shape.dense_ffn_hidden or ffn))
+    up += n_sparse * (hidden + shared) if shared else 0
+    mlps = {"gate_proj": up, "up_proj": up, "down_proj": up}
+    if family.is_fused:
+        mlps = {"gate_up_proj": 2 * up - shape.n_layers * hidden, "down_proj": up}
+    if family.shared_gate:
+        mlps["shared_expert_gate"] = n_sparse * (hidden + 1)
+    if family.linear_router:
+        mlps["router"] = n_sparse * (hidden + n_experts)
+    known = attention if family.adapts_experts else {**attention, **mlps}
+    if targets != ALL_LINEAR:
+        found = None if {*targets} - known.keys() else sum(known[name] for name in targets)
+        return None if found is None else (found, found)
+    rest = sum(known.values())
+    if not family.adapts_experts:
+        return rest, rest
+    # Gate and up projection of an expert are one matrix of twice the rank.
+    router, expert = n_sparse * (hidden + n_experts), n_sparse * (3 * hidden + 5 * ffn)
+    rest += router
+    return rest + n_experts * expert, rest + shape.experts_per_token * expert
+
+
+def _attention_widths(family: Family, shape: ModelShape) -> dict[str, int]:
+    """Matrix of a layer's attention -> its inputs and results."""
+    hidden, width = shape.hidden, shape.attention_width
+    kv_width = shape.n_kv_heads * width // shape.n_heads
+    if family.is_fused:
+        return {"qkv_proj": hidden + width + 2 * kv_width, "o_proj": hidden + width}
+    if not family.is_latent:
+        key = hidden + kv_width
+        return {"q_proj": hidden + width, "k_proj": key, "v_proj": key, "o_proj": hidden + width}
+    q_rank, kv_rank, values = shape.latent_q_rank, shape.latent_kv_rank, shape.latent_value_dim
+    queries = shape.n_heads * (shape.latent_nope_dim + shape.latent_rope_dim)
+    ranked = {"q_a_proj": hidden + q_rank, "q_b_proj": q_rank + queries}
+    return {
+        **(ranked if q_rank else {"q_proj": hidden + queries}),
+        "kv_a_proj_with_mqa": hidden + kv_rank + shape.latent_rope_dim,
+        "kv_b_proj": kv_rank + shape.n_heads * (shape.latent_nope_dim + values),
+        "o_proj": shape.n_heads * values + hidden,
+    }
 
 
 def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,12 @@ from autotune.job.model import (
     model_from_config,
     presets,
 )
-from autotune.job.model_families import FAMILIES, is_split_by_ulysses, shape_by_formula
+from autotune.job.model_families import (
+    FAMILIES,
+    is_split_by_ulysses,
+    peft_widths,
+    shape_by_formula,
+)
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
@@ -115,6 +120,16 @@ def built_preset(name: str) -> tuple[ModelShape, bool]:
 
 def assert_counts_as_built(shape: ModelShape, config: dict[str, Any]) -> None:
     assert_alike(shape, ModelShape(**built(config)), config["model_type"])
+
+
+def assert_adapters_as_built(
+    shape: ModelShape, config: dict[str, Any], targets: str | list[str]
+) -> None:
+    lora = {"rank": 2, "alpha": 4.0, "target_modules": targets, "dropout": 0.0}
+    module = model_probe.build({"config": config})
+    counted = model_probe.adapted_shape(module, {"lora": lora})
+    n_passed = counted["n_params_active"] - shape.n_params_active
+    assert peft_widths(config, shape, targets) == (counted["n_params"] / 2, n_passed / 2)
 
 
 def assert_alike(shape: ModelShape, built_shape: ModelShape, family: str) -> None:
@@ -268,7 +283,10 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
     config = {**MIXTURE, "model_type": family, **change}
     if family.startswith(("qwen", "deepseek", "glm")):
         config["moe_intermediate_size"] = 7
-    assert_counts_as_built(shape_by_formula(config, "here"), config)
+    shape = shape_by_formula(config, "here")
+    assert_counts_as_built(shape, config)
+    for targets in ("all-linear", ["o_proj"]):
+        assert_adapters_as_built(shape, config, targets)
 
 
 @pytest.mark.cases("family", "change", "unsaid")
