@@ -567,6 +567,25 @@ def test_where_nobody_names_a_model_it_is_noted(tmp_path):
     assert "built-in" not in said("plan", "--job", "job.yaml")
 
 
+@pytest.mark.cases("model", "gpu", "settings", "needs")
+def test_nodes_need_releases_and_the_forks_of_amd(model, gpu, settings, needs):
+    keys = {"model": model, "seq_len": 4096, "global_batch": 64, "world": 8, "engine": "megatron"}
+    found = estimate_candidate(open_outlook(None, keys, FleetWishes(gpu=gpu)), settings)
+    assert list(found.outlook.needs(found.candidate)) == needs
+
+
+def test_adapters_of_a_mixture_are_told_without_building_it(monkeypatch):
+    monkeypatch.setattr("autotune.job.model._probe", lambda *_, **__: pytest.fail("built"))
+    keys = {"seq_len": 4096, "global_batch": 64, "world": 8, "lora_rank": 16}
+    for model, told_of in (
+        ("qwen3-30b-a3b", "experts, as peft has it for this family"),
+        ("gpt-oss-20b", "not on experts, which are one tensor"),
+    ):
+        outlook = open_outlook(None, {**keys, "model": model}, FleetWishes(gpu="H100"))
+        text = printed(print_estimate, estimate_candidate(outlook, ["zero.stage=3"]))
+        assert told_of in " ".join(text.split())
+
+
 def test_qlora_is_forecast_alone(tmp_path):
     keys = {"model": "llama-3-8b", "seq_len": 2048, "global_batch": 16, "world": 4}
     gpu, settings = FleetWishes(gpu="A100-80GB"), ["zero.stage=2", "micro_batch=1"]

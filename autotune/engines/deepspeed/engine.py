@@ -159,7 +159,9 @@ class DeepSpeedEngine(Engine):
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
         """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
         is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
-        if self._job.model.shape.n_experts < 2 or not is_gathered or self._job.script is not None:
+        if self._job.script is not None or self._job.finetune is not None:
+            return {}  # nothing here spreads the experts of a model with adapters
+        if self._job.model.shape.n_experts < 2 or not is_gathered:
             return {}
         return {
             "--space moe": {"space": "moe"},

@@ -5,7 +5,7 @@ Nothing of Megatron is imported: its layouts are planned where it is not install
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from autotune.engines.megatron.flags import (
     known_release,
     newest_release,
     release_of,
+    releases,
 )
 from autotune.engines.megatron.knobs import (
     KNOBS,
@@ -81,6 +82,7 @@ from autotune.engines.megatron.layout_task import (
 )
 from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out, modules_of
 from autotune.engines.megatron.model_arguments import (
+    HAS_SINKS,
     check_release,
     dense_layers,
     has_attention_biases,
@@ -125,8 +127,13 @@ _READ_BACK = (
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
 _FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
 """Dispatcher -> the package that it is, which Megatron imports."""
-_NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
-"""Knob -> what it needs besides Transformer Engine."""
+_LEAST_TE: Mapping[str, Collection[str]] = {
+    "2.14": {"fused_experts"},
+    "2.12": {"cuda_graphs", "delay_weight_grads"},
+    "2.8": {"delay_weight_grads"},
+}
+"""Release of Transformer Engine -> the knobs that need it together, beside overlapped reduction.
+Source: megatron/training/arguments.py, validate_args: delay_wgrad_compute."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = _HAS_GRAPHS = "0.16"
@@ -292,13 +299,30 @@ class MegatronEngine(Engine):
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """Times and arguments are those with NVIDIA's kernels."""
-        on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
-        kind = str(candidate.get("dispatcher", ""))
-        more = [_FLEX_PACKAGES.get(kind)]
-        more += [_NEEDED_BY[name] for name in _NEEDED_BY if name in candidate.values]
-        if candidate.tp > self._task.n_kv_heads:
-            more += [f"Megatron Core {SHARES_KV_HEADS} or later (tp ranks share key heads)"]
-        return [*super().needs(candidate), *on_gpus, *filter(None, more)]
+        core, *others = super().needs(candidate)
+        used = {name for name, value in candidate.values.items() if value != KNOBS[name].default}
+        if not self._task.release:
+            core = f"{core} {self._least_release(candidate, used)} or later"
+        if self._environment.accelerator == "cpu":
+            return [core, *others]
+        least = next((f" {n} or later" for n, knobs in _LEAST_TE.items() if {*knobs} <= used), "")
+        kind = _FLEX_PACKAGES.get(str(candidate.get("dispatcher", "")))
+        return [core, *others, f"Transformer Engine{least}", "Apex", *([kind] if kind else [])]
+
+    def _least_release(self, candidate: Candidate, used: set[str]) -> str:
+        """The oldest release of Megatron Core that has the flags of some knobs, and the model."""
+        floors = [
+            (SHARES_KV_HEADS, candidate.tp > self._task.n_kv_heads),
+            (HAS_SINKS, self._task.has_sinks),
+            (_HAS_GRAPHS, "cuda_graphs" in used),
+            (_HAS_HYBRIDEP, candidate.get("dispatcher") == "hybridep"),
+        ]
+        wanted = [floor for floor, is_wanted in floors if is_wanted]
+        return next(
+            name
+            for name in releases()
+            if not used & _lacking(name) and all(is_at_least(name, floor) for floor in wanted)
+        )
 
     def lacks(self) -> str:
         on_cpu, is_plain = self._task.on_cpu, self._job.precision == "fp32"

@@ -98,7 +98,7 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
     rope = rope_settings(model.source.get("config", {}))
     other: list[str] = []
     if has_sinks(model):
-        if not is_at_least(release, _HAS_SINKS):
+        if not is_at_least(release, HAS_SINKS):
             raise JobError.of("engines.megatron.no_sinks", model=model, release=release)
         has_flags = rope["rope_type"] != "yarn" or is_at_least(release, _HAS_YARN_FLAGS)
         if by_script and not has_flags:
@@ -110,7 +110,7 @@ def check_release(model: Model, release: str, *, by_script: bool) -> None:
         raise JobError.of("engines.megatron.other_yarn", model=model, release=release, names=names)
 
 
-_HAS_SINKS, _HAS_YARN_FLAGS = "0.15", "0.19"
+HAS_SINKS, _HAS_YARN_FLAGS = "0.15", "0.19"
 
 
 def has_layer_norm(model: Model, seq_len: int) -> bool:
