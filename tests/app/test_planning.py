@@ -576,14 +576,23 @@ def test_nodes_need_releases_and_the_forks_of_amd(model, gpu, settings, needs):
 
 def test_adapters_of_a_mixture_are_told_without_building_it(monkeypatch):
     monkeypatch.setattr("autotune.job.model._probe", lambda *_, **__: pytest.fail("built"))
-    keys = {"seq_len": 4096, "global_batch": 64, "world": 8, "lora_rank": 16}
-    for model, told_of in (
-        ("qwen3-30b-a3b", "experts, as peft has it for this family"),
-        ("gpt-oss-20b", "not on experts, which are one tensor"),
-    ):
-        outlook = open_outlook(None, {**keys, "model": model}, FleetWishes(gpu="H100"))
-        text = printed(print_estimate, estimate_candidate(outlook, ["zero.stage=3"]))
-        assert told_of in " ".join(text.split())
+    keys = {"seq_len": 4096, "global_batch": 64, "world": 8}
+
+    def adapted(model, targets):
+        finetune = {"method": "lora", "target_modules": targets}
+        outlook = open_outlook(
+            None, {**keys, "model": model, "finetune": finetune}, FleetWishes(gpu="H100")
+        )
+        found = estimate_candidate(outlook, ["zero.stage=3", "recompute=none"])
+        text = " ".join(printed(print_estimate, found).split())
+        return text, parts_of(found.prediction, 0)[1]["activations"]
+
+    text, with_experts = adapted("qwen3-30b-a3b", "all-linear")
+    assert "experts, as peft has it for this family" in text
+    _, without = adapted("qwen3-30b-a3b", ["q_proj", "v_proj"])
+    changed_bytes = 48 * 128 * 3 * 2048 * 768 * 2
+    assert with_experts - without == pytest.approx(changed_bytes, rel=0.02)
+    assert "not on experts, which are one tensor" in adapted("gpt-oss-20b", "all-linear")[0]
 
 
 def test_qlora_is_forecast_alone(tmp_path):
