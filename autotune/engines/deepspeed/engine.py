@@ -53,13 +53,14 @@ from autotune.engines.deepspeed.rules import DECIDED_BY, judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
-from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
+from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, PLAN_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
 from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
+from autotune.space.space_file import Space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
 
@@ -155,6 +156,19 @@ class DeepSpeedEngine(Engine):
         except FleetError:
             return None
         return device.deepep_ranks(self._environment.n_devices)
+
+    @property
+    def space(self) -> Space:
+        """See `Engine.space`; that of plans without attention which the model does not have."""
+        found, name = super().space, "attention"
+        if self._job.space != PLAN_SPACE or name not in found.domains:
+            return found
+        domains = dict(found.domains)
+        domain = domains.pop(name)
+        offered = [value for value in domain.values if value in self._job.model.attention]
+        if offered and self._environment.accelerator == "cuda":
+            domains[name] = replace(domain, values=("default", *offered))
+        return replace(found, domains=domains)
 
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
         """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
