@@ -100,11 +100,10 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
 
 
 def _changed_bytes(p: Plans, kind: LayerKind) -> Column:
-    """Weights of a layer's experts with what their adapters change, which products keep.
+    """Weights of a layer's experts as their adapters change them, which products keep.
 
-    Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper). Saved tensors of
-    Qwen3-MoE with adapters on experts were 97.5 MiB, with those of queries alone 1.1, where its
-    experts have 96 (transformers 5.23, peft 0.21).
+    Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper); counted in tensors that
+    Qwen3-MoE saves (transformers 5.23, peft 0.21).
     """
     if kind == LayerKind.DENSE or not np.any(p.adapts_experts):
         return 0.0

@@ -53,14 +53,7 @@ from autotune.job.keys import (
     Topic,
 )
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
-from autotune.job.model import (
-    Model,
-    find_model,
-    load_model,
-    presets,
-    with_adapters,
-    with_layers,
-)
+from autotune.job.model import Model, find_model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -696,6 +689,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     def is_flag(name: str) -> bool:
         return name in keys and (not where or name in flags)
 
+    if isinstance(model_name := data.get("model"), str) and data.get("script") is None:
+        find_model(model_name)  # a misspelt one is told before what is missing
     try:
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
@@ -714,12 +709,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         complaints = [f"{spelled(n)}{_complaint(i)}" for n, i in zip(names, items, strict=True)]
         if n_more := len(every) - len(items):
             complaints.append(f"{where}: {n_more:,} more keys or values are wrong")
-        fixes = [*dict.fromkeys(_fix(item, keys, is_flag) for item in items)]
-        if isinstance(model_name := data.get("model"), str):
-            try:  # a misspelt one is told beside the keys that are missing
-                find_model(model_name)
-            except JobError as wrong:
-                complaints, fixes = [wrong.message, *complaints], [wrong.hint, *fixes]
+        fixes = dict.fromkeys(_fix(item, keys, is_flag) for item in items)
         raise JobError("\n".join(complaints), "; ".join(fixes)) from error
     except JobError as error:  # a size, a duration or lengths are wrong
         raise _respelled(error, spelled) from error

@@ -24,7 +24,7 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
-from autotune.job.adapters import Lora
+from autotune.job.adapters import ALL_LINEAR, Lora
 from autotune.job.model_families import (
     as_transformers_names_it,
     family_of,
@@ -77,7 +77,7 @@ class Model:
     def adapts_experts(self) -> bool | None:
         """Whether peft adapts experts beside linear layers; None: not known, or it has none."""
         config = self.source.get("config")
-        is_known = config is not None and has_closed_form(config) and self.shape.n_experts > 1
+        is_known = config and has_closed_form(config) and self.shape.n_experts > 1
         return family_of(config).adapts_experts if config and is_known else None
 
     @property
@@ -208,20 +208,17 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     """Counted by formula where all that is adapted is known, else by building it."""
     source, shape, rank = {**model.source, "lora": lora}, model.shape, lora["rank"]
-    config = source.get("config")
-    widths = config and peft_widths(config, shape, lora["target_modules"])
-    if not widths:
+    widths = peft_widths(source["config"], shape) if "config" in source else None
+    if widths is None or lora["target_modules"] != ALL_LINEAR:
         found = _probe(source, where=model.name)
         return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
     trained, passed = (rank * width for width in widths)
     widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
-    counts = {
-        "n_params": trained,
-        "n_params_active": shape.n_params_active + passed,
-        "largest_param": max(shape.largest_param, rank * widest),
-        "n_params_frozen": shape.n_params,
-    }
-    return dataclasses.replace(model, shape=dataclasses.replace(shape, **counts), source=source)
+    largest = max(shape.largest_param, rank * widest)
+    active, frozen = shape.n_params_active + passed, {"n_params_frozen": shape.n_params}
+    counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
+    shape = dataclasses.replace(shape, **counts)
+    return dataclasses.replace(model, shape=shape, source=source)
 
 
 def presets() -> list[str]:

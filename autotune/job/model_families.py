@@ -11,7 +11,6 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
-from autotune.job.adapters import ALL_LINEAR
 from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.trial.transformer_shape import attention_window
 
@@ -101,60 +100,33 @@ def has_closed_form(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
 
 
-def peft_widths(
-    config: Mapping[str, Any], shape: ModelShape, targets: str | Sequence[str]
-) -> tuple[int, int] | None:
+def peft_widths(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, int] | None:
     """Inputs and results of the matrices that peft adapts: of all, and of those a token passes.
 
-    A rank of r trains r of each. None: they are not known, and the model has to be built.
+    That is with `all-linear`; a rank of r trains r of each. None: the model has to be built.
     """
-    family = family_of(config)
     if not has_closed_form(config) or config["model_type"] == "gpt2":
         return None
-    hidden, ffn, n_experts = shape.hidden, shape.ffn_hidden, shape.n_experts
-    n_sparse, shared = shape.n_expert_layers, shape.shared_expert_hidden
-    attention = {name: shape.n_layers * n for name, n in _attention_widths(family, shape).items()}
-    # Of all dense MLPs, and of those that tokens pass beside experts.
-    up = (shape.n_layers - n_sparse) * (hidden + (shape.dense_ffn_hidden or ffn))
-    up += n_sparse * (hidden + shared) if shared else 0
-    mlps = {"gate_proj": up, "up_proj": up, "down_proj": up}
-    if family.is_fused:
-        mlps = {"gate_up_proj": 2 * up - shape.n_layers * hidden, "down_proj": up}
-    if family.shared_gate:
-        mlps["shared_expert_gate"] = n_sparse * (hidden + 1)
-    if family.linear_router:
-        mlps["router"] = n_sparse * (hidden + n_experts)
-    known = attention if family.adapts_experts else {**attention, **mlps}
-    if targets != ALL_LINEAR:
-        found = None if {*targets} - known.keys() else sum(known[name] for name in targets)
-        return None if found is None else (found, found)
-    rest = sum(known.values())
-    if not family.adapts_experts:
-        return rest, rest
-    # Gate and up projection of an expert are one matrix of twice the rank.
-    router, expert = n_sparse * (hidden + n_experts), n_sparse * (3 * hidden + 5 * ffn)
-    rest += router
-    return rest + n_experts * expert, rest + shape.experts_per_token * expert
-
-
-def _attention_widths(family: Family, shape: ModelShape) -> dict[str, int]:
-    """Matrix of a layer's attention -> its inputs and results."""
-    hidden, width = shape.hidden, shape.attention_width
-    kv_width = shape.n_kv_heads * width // shape.n_heads
-    if family.is_fused:
-        return {"qkv_proj": hidden + width + 2 * kv_width, "o_proj": hidden + width}
-    if not family.is_latent:
-        key = hidden + kv_width
-        return {"q_proj": hidden + width, "k_proj": key, "v_proj": key, "o_proj": hidden + width}
-    q_rank, kv_rank, values = shape.latent_q_rank, shape.latent_kv_rank, shape.latent_value_dim
-    queries = shape.n_heads * (shape.latent_nope_dim + shape.latent_rope_dim)
-    ranked = {"q_a_proj": hidden + q_rank, "q_b_proj": q_rank + queries}
-    return {
-        **(ranked if q_rank else {"q_proj": hidden + queries}),
-        "kv_a_proj_with_mqa": hidden + kv_rank + shape.latent_rope_dim,
-        "kv_b_proj": kv_rank + shape.n_heads * (shape.latent_nope_dim + values),
-        "o_proj": shape.n_heads * values + hidden,
-    }
+    family, hidden, ffn = family_of(config), shape.hidden, shape.ffn_hidden
+    width, n_sparse = shape.attention_width, shape.n_expert_layers
+    shared = shape.shared_expert_hidden
+    found = 4 * hidden + 2 * (width + shape.n_kv_heads * width // shape.n_heads)
+    if family.is_latent:
+        nope, rope = shape.latent_nope_dim, shape.latent_rope_dim
+        found = 3 * hidden + rope + 2 * (shape.latent_q_rank + shape.latent_kv_rank)
+        found += shape.n_heads * (2 * nope + rope + 2 * shape.latent_value_dim)
+    # Matrices with the same input are one: of queries, keys and values, and of an MLP.
+    found = shape.n_layers * (found - (3 * hidden if family.is_fused else 0))
+    if family.adapts_experts:
+        # Gate and up projection of an expert are one matrix, of twice the rank.
+        expert = n_sparse * (3 * hidden + 5 * ffn)
+        found += n_sparse * (hidden + shape.n_experts)
+        return found + shape.n_experts * expert, found + shape.experts_per_token * expert
+    found += 3 * (shape.n_layers - n_sparse) * (hidden + (shape.dense_ffn_hidden or ffn))
+    beside = 3 * (hidden + shared) if shared else 0
+    beside += hidden + 1 if family.shared_gate else 0
+    beside += hidden + shape.n_experts if family.linear_router else 0
+    return found + n_sparse * beside, found + n_sparse * beside
 
 
 def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:

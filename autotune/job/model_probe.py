@@ -370,17 +370,12 @@ def _reader(config: Any) -> Callable[..., int]:
     text = _text_config(config)
 
     def known(*names: str) -> int:
-        values = (_of_all_layers(getattr(text, name, None)) for name in names)
+        values = (getattr(text, name, None) for name in names)
+        # A list has a value for each layer (Hunyuan).
+        values = (v[0] if isinstance(v, list) and len({*map(str, v)}) == 1 else v for v in values)
         return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 0)
 
     return known
-
-
-def _of_all_layers(value: Any) -> Any:
-    """What a list has for each layer alike (Hunyuan); anything else as it is."""
-    return (
-        value[0] if isinstance(value, list) and value and len({*map(str, value)}) == 1 else value
-    )
 
 
 def _embeddings(module: nn.Module) -> tuple[nn.Embedding | None, nn.Embedding | None]:

@@ -1,7 +1,6 @@
 """A job on a fleet, here or described: what is legal there, whatever the engine; nothing runs."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,18 +33,6 @@ from autotune.space.table import Indices
 
 _USUAL_HOST_BYTES = 2.0 * 2**40
 """Memory of a DGX H100's host (2 TB in NVIDIA's datasheet), where the table says none."""
-
-
-_OF_AMD = re.compile(r"MI\d+")
-_FORKS_OF_ROCM = {
-    "Megatron Core": "ROCm/Megatron-LM",
-    "Transformer Engine": "ROCm/TransformerEngine",
-    "Apex": "ROCm/apex",
-    "DeepEP": "ROCm/DeepEP",
-    "deep_ep": "ROCm/DeepEP",
-    "flash-attn": "ROCm/flash-attention",
-}
-"""Package whose own repository is for CUDA -> AMD's, on GitHub."""
 
 
 class DefaultSearch(NamedTuple):
@@ -198,13 +185,7 @@ class Outlook:
 
         Empty for this machine, whose packages were looked at.
         """
-        if self.wishes.gpu is None:
-            return ()
-        forks = _FORKS_OF_ROCM if _OF_AMD.match(self.environment.device_name) else {}
-        needed = self.engine.needs(candidate)
-        known = [next((f for name, f in forks.items() if n.startswith(name)), "") for n in needed]
-        pairs = zip(needed, known, strict=True)
-        return tuple(f"{name} (its fork {fork})" if fork else name for name, fork in pairs)
+        return () if self.wishes.gpu is None else tuple(self.engine.needs(candidate))
 
     def asks(self, candidate: Candidate) -> tuple[str, ...]:
         """What a candidate asks of the user beside its settings, in words."""

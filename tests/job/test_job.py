@@ -47,10 +47,8 @@ def test_a_missing_key_names_its_flag() -> None:
     with pytest.raises(JobError, match="world is missing") as caught:
         make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
     assert "give --world (accelerators of the real run; " in caught.value.hint
-    with pytest.raises(JobError, match="'lama-3-8b' is no preset") as caught:
+    with pytest.raises(JobError, match="'lama-3-8b' is no preset"):
         make_job({"model": "lama-3-8b"}, where="")
-    assert "--seq-len is missing" in caught.value.message
-    assert caught.value.hint.startswith("did you mean llama-3-8b")
 
 
 def test_a_wrong_type_is_named() -> None:

@@ -159,23 +159,19 @@ class DeepSpeedEngine(Engine):
 
     @property
     def space(self) -> Space:
-        """See `Engine.space`; that of plans without attention which the model does not have."""
-        found, name = super().space, "attention"
-        if self._job.space != PLAN_SPACE or name not in found.domains:
+        """See `Engine.space`; a plan names an attention of models without sdpa alone."""
+        found = super().space
+        if self._job.space != PLAN_SPACE or "flex_attention" in self._job.model.attention:
             return found
-        domains = dict(found.domains)
-        domain = domains.pop(name)
-        offered = [value for value in domain.values if value in self._job.model.attention]
-        if offered and self._environment.accelerator == "cuda":
-            domains[name] = replace(domain, values=("default", *offered))
+        domains = {name: d for name, d in found.domains.items() if name != "attention"}
         return replace(found, domains=domains)
 
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
         """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
         is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
-        if self._job.script is not None or self._job.finetune is not None:
-            return {}  # nothing here spreads the experts of a model with adapters
-        if self._job.model.shape.n_experts < 2 or not is_gathered:
+        # Nothing here spreads the experts of a model with adapters.
+        is_other = self._job.script is not None or self._job.finetune is not None
+        if self._job.model.shape.n_experts < 2 or not is_gathered or is_other:
             return {}
         return {
             "--space moe": {"space": "moe"},

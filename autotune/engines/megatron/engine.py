@@ -5,7 +5,7 @@ Nothing of Megatron is imported: its layouts are planned where it is not install
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import (
     KERNELS,
     SCRIPT_ON_CPU,
+    applies,
     arguments_of,
     expert_kernels,
     kernel_arguments,
@@ -56,7 +57,6 @@ from autotune.engines.megatron.flags import (
     known_release,
     newest_release,
     release_of,
-    releases,
 )
 from autotune.engines.megatron.knobs import (
     KNOBS,
@@ -82,7 +82,6 @@ from autotune.engines.megatron.layout_task import (
 )
 from autotune.engines.megatron.layouts import PLANNED_ALONE, QUARTERS, Layouts, lay_out, modules_of
 from autotune.engines.megatron.model_arguments import (
-    HAS_SINKS,
     check_release,
     dense_layers,
     has_attention_biases,
@@ -111,29 +110,15 @@ from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
 PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
 _MEGATRON = next(traits.columns for traits in FRAMEWORKS if traits.name == "megatron")
-_FP16 = {"grad_bytes": 2.0, "reduce_bytes": 2.0, "optimizer_bytes": 16.0}
-"""Gradients stay in 16 bits, and the optimizer copies its share of them to 32: 20 bytes a
-parameter. Source: NVIDIA/Megatron-LM, docs/user-guide/features/dist_optimizer.md."""
-_FP32 = {
-    **{name: 4.0 for name in ("weight_bytes", "grad_bytes", "reduce_bytes", "gather_bytes")},
-    **{"optimizer_bytes": 8.0, "activation_bytes": 4.0, "product_input_bytes": 4.0},
-}
-_DTYPES: Mapping[str, Mapping[str, float]] = {"bf16": {}, "fp16": _FP16, "fp32": _FP32}
+_DTYPES: Mapping[str, Mapping[str, float]] = table_beside(__file__, "dtypes.json")
+"""Precision -> columns. In fp16 gradients stay in 16 bits, and the optimizer copies its share of
+them to 32. Source: NVIDIA/Megatron-LM, docs/user-guide/features/dist_optimizer.md."""
 _READ_BACK = (
     *("tp", "pp", "vp", "cp", "ep", "sequence_parallel", "micro_batch"),
     *("distributed_optimizer", "recompute"),
 )
 """Knobs that a live engine says of itself by their names."""
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
-_FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
-"""Dispatcher -> the package that it is, which Megatron imports."""
-_LEAST_TE: Mapping[str, Collection[str]] = {
-    "2.14": {"fused_experts"},
-    "2.12": {"cuda_graphs", "delay_weight_grads"},
-    "2.8": {"delay_weight_grads"},
-}
-"""Release of Transformer Engine -> the knobs that need it together, beside overlapped reduction.
-Source: megatron/training/arguments.py, validate_args: delay_wgrad_compute."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = _HAS_GRAPHS = "0.16"
@@ -161,16 +146,11 @@ _STEPS = {
 """The knobs in the order in which `explain` moves them."""
 
 
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_VARIABLES: Mapping[str, Mapping[str, str]] = {
-    # With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's
-    # recipes of Megatron-Bridge; megatron/training/arguments.py warns.
-    "overlap_experts": {_CONNECTIONS: "32"},
-    "fsdp": {_CONNECTIONS: "8"},  # CUDA's default: it refuses to start with one
-    "offload_modules": {"NVTE_CPU_OFFLOAD_V1": "1"},  # else weights went to the host as well
-    "fused_experts": {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"},
-}
-"""Knob that a candidate has -> variables of its ranks."""
+_VARIABLES: Sequence[Mapping[str, Any]] = table_beside(__file__, "variables.json")
+"""Variables of ranks, and `when` a layout has them; later rows come first."""
+_PACKAGES: Mapping[str, Sequence[Mapping[str, str]]] = table_beside(__file__, "packages.json")
+"""Package that nodes need -> the oldest release that has what a layout uses: the first row's that
+applies."""
 _COLUMNS: Mapping[str, str] = table_beside(__file__, "columns.json")
 """Column of the cost model -> the knob that it is, or the conditions that all hold there."""
 
@@ -287,10 +267,10 @@ class MegatronEngine(Engine):
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        variables = {_CONNECTIONS: "1"} if candidate.tp > 1 or candidate.cp > 1 else {}
-        for name, more in _VARIABLES.items():
-            if candidate.get(name):
-                variables |= more
+        known = rows_of(self._task, [candidate]).row(0)
+        variables: dict[str, str] = {}
+        for row in _VARIABLES:
+            variables |= row["variables"] if applies(row, known) else {}
         return RankSettings(
             environment=variables,
             # A warm start has Megatron imported, and a checkout brings its own.
@@ -298,31 +278,13 @@ class MegatronEngine(Engine):
         )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
-        """Times and arguments are those with NVIDIA's kernels."""
-        core, *others = super().needs(candidate)
-        used = {name for name, value in candidate.values.items() if value != KNOBS[name].default}
-        if not self._task.release:
-            core = f"{core} {self._least_release(candidate, used)} or later"
-        if self._environment.accelerator == "cpu":
-            return [core, *others]
-        least = next((f" {n} or later" for n, knobs in _LEAST_TE.items() if {*knobs} <= used), "")
-        kind = _FLEX_PACKAGES.get(str(candidate.get("dispatcher", "")))
-        return [core, *others, f"Transformer Engine{least}", "Apex", *([kind] if kind else [])]
-
-    def _least_release(self, candidate: Candidate, used: set[str]) -> str:
-        """The oldest release of Megatron Core that has the flags of some knobs, and the model."""
-        floors = [
-            (SHARES_KV_HEADS, candidate.tp > self._task.n_kv_heads),
-            (HAS_SINKS, self._task.has_sinks),
-            (_HAS_GRAPHS, "cuda_graphs" in used),
-            (_HAS_HYBRIDEP, candidate.get("dispatcher") == "hybridep"),
-        ]
-        wanted = [floor for floor, is_wanted in floors if is_wanted]
-        return next(
-            name
-            for name in releases()
-            if not used & _lacking(name) and all(is_at_least(name, floor) for floor in wanted)
-        )
+        """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
+        known = {**vars(self._task), **rows_of(self._task, [candidate]).row(0)}
+        found: list[str] = []
+        for package, rows in _PACKAGES.items():
+            for release in [row["release"] for row in rows if applies(row, known)][:1]:
+                found.append(f"{package} {release} or later" if release else package)
+        return found
 
     def lacks(self) -> str:
         on_cpu, is_plain = self._task.on_cpu, self._job.precision == "fp32"
