@@ -78,8 +78,8 @@ class Family:
     ulysses: bool = False
     """Whether it trains the same with its sequences split."""
     attention: Sequence[str] = ("eager", "sdpa", "flash_attention_2")
-    """Values of `attn_implementation` that train it. Flash attention has no gradients of GPT-OSS's
-    sinks (kernels-community/vllm-flash-attn3, which transformers takes for it)."""
+    """Values of `attn_implementation` that train it, flex_attention where no other is fused. Flash
+    attention has no gradients of GPT-OSS's sinks (kernels-community/vllm-flash-attn3)."""
     autotp: bool = False
     """Whether DeepSpeed's AutoTP splits it. It refuses GPT-2 by name (`AutoTP.supported`), and
     what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed
