@@ -76,7 +76,8 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         if not np.any(layers):
             found.append((0.0, 0.0))
             continue
-        everything = _layer_bytes(p, s, kind)
+        changed_bytes = _changed_bytes(p, kind)
+        everything = _layer_bytes(p, s, kind) + changed_bytes
         kept_bytes = _kept_bytes(p, s, kind, everything)
         gradients = 2.0 * p.hidden / s.norm_split
         inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
@@ -84,6 +85,7 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         gradients = p.activation_bytes * s.tokens * gradients
         again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept_bytes)
         again = again + s.tokens * (_tile_bytes(p, s, kind) + _score_gradient_bytes(p))
+        again = again + changed_bytes  # their gradients
         # A model may have no layer of this kind, beside others in the same columns that do.
         exists = np.greater(layers, 0)
         # What goes to the host is copied while the next layer runs, and comes back a layer ahead.
@@ -95,6 +97,18 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         for stage in (s.first, s.fullest, s.last)
     )
     return first, fullest, last, np.maximum(mixture_working, dense_working)
+
+
+def _changed_bytes(p: Plans, kind: LayerKind) -> Column:
+    """Weights of a layer's experts as their adapters change them, which products keep.
+
+    Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper); counted in tensors that
+    Qwen3-MoE saves (transformers 5.23, peft 0.21).
+    """
+    if kind == LayerKind.DENSE or not np.any(p.adapts_experts):
+        return 0.0
+    elements = p.n_experts * (2.0 + p.gated_mlp) * p.hidden * p.ffn_hidden
+    return p.adapts_experts * p.activation_bytes * elements
 
 
 def inner_width(p: Plans, s: Sizes, kind: LayerKind) -> Column:

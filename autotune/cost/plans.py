@@ -167,6 +167,8 @@ class Plans(PlanColumns):
     """Adapters of low rank beside each frozen projection; fewer where one has several of them."""
     adapts_mlp: Column = 0.0
     """Whether the MLP's matrices have adapters too, not the attention's alone."""
+    adapts_experts: Column = 0.0
+    """Whether experts have adapters: peft makes the changed weights of all of a layer's."""
     dequantized_bytes: Column = 0.0
     """Moved per frozen weight each time that it is unpacked for a product; 0: it is not packed."""
 

@@ -72,7 +72,11 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "trained_share": _trained_share(shape),
     }
     lora = job.finetune
-    return columns if lora is None else columns | _adapters(lora, shape, columns, job.precision)
+    if lora is None:
+        return columns
+    adapters = _adapters(lora, shape, columns, job.precision)
+    in_experts = adapters["adapts_mlp"] * (job.model.adapts_experts is True)
+    return columns | adapters | {"adapts_experts": in_experts}
 
 
 def shape_columns(shape: ModelShape) -> dict[str, float]:

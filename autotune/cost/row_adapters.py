@@ -6,7 +6,6 @@ from autotune.cost.cells import Cells
 from autotune.cost.problem import packed_columns
 from autotune.cost.row_model import count_params
 from autotune.cost.traits import Traits
-from autotune.job.adapters import adapted_widths
 
 _TASKS = ("full", "lora", "qlora")
 _USUAL_RANK = 16.0
@@ -33,7 +32,8 @@ def adapter_columns(
     matrices = adapts_mlp * (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
     width, kv_width = columns["n_heads"] * head_dim, columns["n_kv_heads"] * head_dim
     mlps = matrices * (hidden + columns["ffn_hidden"])
-    adapted = rank * columns["n_layers"] * adapted_widths(hidden, width, kv_width, mlps)
+    # Rank r adds r (n + m) to a matrix: Hu et al., LoRA (arXiv:2106.09685), section 4.1.
+    adapted = rank * columns["n_layers"] * (4 * hidden + 2 * (width + kv_width) + mlps)
     share = min(1.0, adapted / count_params(columns))
     frozen = columns.get("activation_bytes", 2.0)
     if precision in ("fp8", "fp4"):

@@ -39,14 +39,6 @@ class Lora:
         return {**adapters, "target_modules": spelled}
 
 
-def adapted_widths(hidden: float, width: float, kv_width: float, mlps: float) -> float:
-    """Inputs and results of a layer's adapted projections: rank r adds r (n + m) to a matrix.
-
-    Those of its MLPs are given. Source: Hu et al., LoRA (arXiv:2106.09685), section 4.1.
-    """
-    return 4 * hidden + 2 * (width + kv_width) + mlps
-
-
 def _targets(value: Any) -> str | tuple[str, ...]:
     if value == ALL_LINEAR:
         return ALL_LINEAR

@@ -53,7 +53,7 @@ from autotune.job.keys import (
     Topic,
 )
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
-from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
+from autotune.job.model import Model, find_model, load_model, presets, with_adapters, with_layers
 from autotune.job.observed import Observed
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -689,6 +689,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     def is_flag(name: str) -> bool:
         return name in keys and (not where or name in flags)
 
+    if isinstance(model_name := data.get("model"), str) and data.get("script") is None:
+        find_model(model_name)  # a misspelt one is told before what is missing
     try:
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)

@@ -24,14 +24,14 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
-from autotune.job.adapters import ALL_LINEAR, Lora, adapted_widths
+from autotune.job.adapters import ALL_LINEAR, Lora
 from autotune.job.model_families import (
     as_transformers_names_it,
     family_of,
     has_closed_form,
-    has_plain_layers,
     has_plain_loss,
     is_split_by_ulysses,
+    peft_widths,
     shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape
@@ -74,6 +74,13 @@ class Model:
         return config is not None and is_split_by_ulysses(config, seq_len)
 
     @property
+    def adapts_experts(self) -> bool | None:
+        """Whether peft adapts experts beside linear layers; None: not known, or it has none."""
+        config = self.source.get("config")
+        is_known = config and has_closed_form(config) and self.shape.n_experts > 1
+        return family_of(config).adapts_experts if config and is_known else None
+
+    @property
     def attention(self) -> Sequence[str]:
         """Attention implementations that train it, as far as is known of its architecture."""
         return family_of(self.source.get("config") or {"model_type": ""}).attention
@@ -104,26 +111,38 @@ def load_model(text: str) -> Model:
         JobError: There is no such model, or its config or factory is not usable.
     """
     text = without_address(text)
-    found = config_of(text) if is_repository(text) else text
+    found = find_model(text)
     if isinstance(found, Path):
-        return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)
-    if found in presets():
-        file = resources.files("autotune.job") / "presets" / f"{found}.json"
-        config = json.loads(file.read_text(encoding="utf-8"))
-        return model_from_config(found, config, where=str(file))
+        if is_repository(text):
+            return model_from_config(text.rpartition("/")[2], _read_config(found), where=text)
+        is_whole = found.name == "config.json"
+        name = Path(os.path.realpath(found.parent)).name if is_whole else found.stem
+        return model_from_config(name, _read_config(found), where=str(found))
+    if FACTORY.fullmatch(found):
+        source = {"factory": found, "path": [str(Path.cwd())]}
+        return _built(found.rpartition(":")[2], source, where=found)
+    file = resources.files("autotune.job") / "presets" / f"{found}.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return model_from_config(found, config, where=str(file))
+
+
+def find_model(text: str) -> Path | str:
+    """The config.json, preset or factory that a model's name stands for; nothing is read.
+
+    Raises:
+        JobError: There is no such model.
+    """
+    text = without_address(text)
+    found = config_of(text) if is_repository(text) else text
+    if isinstance(found, Path) or found in presets():
+        return found
     if is_path(text):
         path = Path(os.path.expanduser(text))
-        is_folder = os.path.isdir(path)
-        file_path = path / "config.json" if is_folder else path
-        real = Path(os.path.realpath(path))
-        is_named_by_folder = path.name == "config.json"
-        name = real.name if is_folder else real.parent.name if is_named_by_folder else path.stem
-        return model_from_config(name, _read_config(file_path), where=str(file_path))
+        return path / "config.json" if os.path.isdir(path) else path
     if FACTORY.fullmatch(text):
-        source = {"factory": text, "path": [str(Path.cwd())]}
-        return _built(text.rpartition(":")[2], source, where=text)
+        return text
     if preset := preset_of_repository(text):
-        return load_model(preset)
+        return preset
     if unsaid := unsaid_layers(text):
         raise JobError.of("job.unsaid_model", text=text, unsaid=unsaid)
     raise JobError.of("job.no_model", text=text, near=did_you_mean(text, presets(), alike=0.4))
@@ -187,17 +206,16 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 
 
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
-    """Counted by formula where all matrices of the layers are known, else by building it."""
+    """Counted by formula where all that is adapted is known, else by building it."""
     source, shape, rank = {**model.source, "lora": lora}, model.shape, lora["rank"]
-    is_known = "config" in source and has_plain_layers(source["config"])
-    if not is_known or lora["target_modules"] != ALL_LINEAR:
+    widths = peft_widths(source["config"], shape) if "config" in source else None
+    if widths is None or lora["target_modules"] != ALL_LINEAR:
         found = _probe(source, where=model.name)
         return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
-    hidden, width, inner = shape.hidden, shape.attention_width, shape.ffn_hidden
-    kv_width, mlps = shape.n_kv_heads * width // shape.n_heads, 3 * (hidden + inner)
-    trained = int(shape.n_layers * rank * adapted_widths(hidden, width, kv_width, mlps))
-    largest = max(shape.largest_param, rank * max(hidden, width, inner))
-    active, frozen = shape.n_params_active + trained, {"n_params_frozen": shape.n_params}
+    trained, passed = (rank * width for width in widths)
+    widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
+    largest = max(shape.largest_param, rank * widest)
+    active, frozen = shape.n_params_active + passed, {"n_params_frozen": shape.n_params}
     counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
     shape = dataclasses.replace(shape, **counts)
     return dataclasses.replace(model, shape=shape, source=source)

@@ -27,7 +27,7 @@ _NULL_IS_NONE = frozenset(
 class Family:
     """An architecture, by a row of families.json; keys are those of its configs.
 
-    The last five are held to what transformers and DeepSpeed do by tests.
+    The last five are held to what transformers and DeepSpeed do by tests, one of peft by another.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +62,11 @@ class Family:
     """Key of the MLP beside the experts: its width, or how many experts it is as wide as."""
     shared_gate: bool = False
     """Whether that MLP has a gate of one number a token."""
+    linear_router: bool = False
+    """Whether the router is a linear layer."""
+    adapts_experts: bool = False
+    """Whether peft's all-linear adapts router and experts, in place of MLPs that all tokens pass
+    (peft 0.21, utils/transformers_weight_conversion.py: _convert_peft_config_moe)."""
     dense: str = ""
     """Key by which some layers have no experts."""
     dense_ffn: str = "intermediate_size"
@@ -73,8 +78,8 @@ class Family:
     ulysses: bool = False
     """Whether it trains the same with its sequences split."""
     attention: Sequence[str] = ("eager", "sdpa", "flash_attention_2")
-    """Values of `attn_implementation` that train it. Flash attention has no gradients of GPT-OSS's
-    sinks (kernels-community/vllm-flash-attn3, which transformers takes for it)."""
+    """Values of `attn_implementation` that train it, flex_attention where no other is fused. Flash
+    attention has no gradients of GPT-OSS's sinks (kernels-community/vllm-flash-attn3)."""
     autotp: bool = False
     """Whether DeepSpeed's AutoTP splits it. It refuses GPT-2 by name (`AutoTP.supported`), and
     what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed
@@ -95,11 +100,33 @@ def has_closed_form(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
 
 
-def has_plain_layers(config: Mapping[str, Any]) -> bool:
-    """Whether a layer has a matrix each for queries, keys, values, output and parts of an MLP."""
-    family = family_of(config)
-    is_other = family.is_fused or family.is_latent or family.experts
-    return has_closed_form(config) and not is_other and config["model_type"] != "gpt2"
+def peft_widths(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, int] | None:
+    """Inputs and results of the matrices that peft adapts: of all, and of those a token passes.
+
+    That is with `all-linear`; a rank of r trains r of each. None: the model has to be built.
+    """
+    if not has_closed_form(config) or config["model_type"] == "gpt2":
+        return None
+    family, hidden, ffn = family_of(config), shape.hidden, shape.ffn_hidden
+    width, n_sparse = shape.attention_width, shape.n_expert_layers
+    shared = shape.shared_expert_hidden
+    found = 4 * hidden + 2 * (width + shape.n_kv_heads * width // shape.n_heads)
+    if family.is_latent:
+        nope, rope = shape.latent_nope_dim, shape.latent_rope_dim
+        found = 3 * hidden + rope + 2 * (shape.latent_q_rank + shape.latent_kv_rank)
+        found += shape.n_heads * (2 * nope + rope + 2 * shape.latent_value_dim)
+    # Matrices with the same input are one: of queries, keys and values, and of an MLP.
+    found = shape.n_layers * (found - (3 * hidden if family.is_fused else 0))
+    if family.adapts_experts:
+        # Gate and up projection of an expert are one matrix, of twice the rank.
+        expert = n_sparse * (3 * hidden + 5 * ffn)
+        found += n_sparse * (hidden + shape.n_experts)
+        return found + shape.n_experts * expert, found + shape.experts_per_token * expert
+    found += 3 * (shape.n_layers - n_sparse) * (hidden + (shape.dense_ffn_hidden or ffn))
+    beside = 3 * (hidden + shared) if shared else 0
+    beside += hidden + 1 if family.shared_gate else 0
+    beside += hidden + shape.n_experts if family.linear_router else 0
+    return found + n_sparse * beside, found + n_sparse * beside
 
 
 def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -206,6 +206,8 @@ def _unsaid(module: nn.Module, config: Any, shape: ModelShape) -> str:
     if others:  # transformers calls Mamba's linear attention, too
         known = unsaid_layers(str(getattr(text, "model_type", "")))
         return known or f"layers of {' and '.join(others)}"
+    if shape.n_experts > 1 and not shape.experts_per_token:
+        return "experts of which nobody says how many a token takes"
     if not (shape.n_heads and shape.hidden and shape.ffn_hidden):
         return ""  # refused for the sizes that cannot be seen
     built = sum(
@@ -242,11 +244,14 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
         raise NotUsableError.of("job.no_targets", error=one_line(error), known=known) from error
     sizes = [p.numel() for p in module.parameters()]
     n_trained = _n_trained(module)
+    if before["n_experts"]:
+        adapters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        of_experts = sum(p.numel() for name, p in adapters.items() if _EXPERT.search(name))
+        idle += of_experts - of_experts * before["experts_per_token"] // before["n_experts"]
     return {
         **before,
         "n_params": n_trained,
         "n_params_frozen": sum(sizes) - n_trained,
-        # Adapters of experts that a token does not visit are few enough to count as visited.
         "n_params_active": sum(sizes) - idle,
         "largest_param": max(sizes),
     }
@@ -366,6 +371,8 @@ def _reader(config: Any) -> Callable[..., int]:
 
     def known(*names: str) -> int:
         values = (getattr(text, name, None) for name in names)
+        # A list has a value for each layer (Hunyuan).
+        values = (v[0] if isinstance(v, list) and len({*map(str, v)}) == 1 else v for v in values)
         return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 0)
 
     return known

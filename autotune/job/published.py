@@ -50,11 +50,8 @@ PUBLISHED: dict[str, Published] = {
 }
 """Preset -> what is published of it."""
 
-_SAME_SHAPE = {
-    "deepseek-ai/deepseekr1": "deepseek-v3",
-    "deepseek-ai/deepseekv3.1": "deepseek-v3",
-    "deepseek-ai/deepseekv3.1terminus": "deepseek-v3",
-}
+_NAMES = table_beside(__file__, "names.json")
+_SAME_SHAPE: dict[str, str] = _NAMES["same_shape"]
 """Other repositories with the sizes of a preset, whose names do not show it: the owner and the
 letters and digits of the name."""
 STAGES_OF_TRAINING = re.compile(
@@ -66,18 +63,13 @@ STAGES_OF_TRAINING = re.compile(
 """Parts of a name that say how a model was trained on, when, or how its weights are stored: its
 sizes stay the same."""
 
-_UNSAID = (
-    (r"nemotron.?(h\b|v?3(?!\d)|nano.*v2)", "Mamba layers"),
-    (r"qwen.?3.?next|qwen.?3\.5|kimi.?linear|minimax.?(m1|text)", "layers of linear attention"),
-    (r"jamba|bamba|zamba|falcon.?(h1|mamba)|mamba|granite.?4.*(\bh\b|tiny)", "Mamba layers"),
-    (r"deepseek.?v(3\.2|4)|glm.?5", "sparse attention"),
-)
+_UNSAID: dict[str, str] = _NAMES["unsaid"]
 """How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
 
 
 def unsaid_layers(text: str) -> str:
     """What a named model's layers have that no shape here says; empty: nothing known."""
-    found = (what for spelled, what in _UNSAID if re.search(spelled, text, re.I))
+    found = (what for spelled, what in _UNSAID.items() if re.search(spelled, text, re.I))
     return next(found, "")
 
 

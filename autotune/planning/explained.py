@@ -256,7 +256,11 @@ def neighbours_of(
 
 
 def faster_attention(outlook: Outlook, candidate: Candidate) -> Neighbour | None:
-    """A candidate with flash attention; None: that is no step from it."""
-    flash = ("attention", "flash_attention_2")
-    others = {one: step for one, step in outlook.neighbours(candidate).items() if step == flash}
-    return next(iter(neighbours_of(outlook, others)), None)
+    """A candidate with a fused attention, a legal one first; None: it has one, or none is near."""
+    fused = ("flash_attention_2", "flex_attention")
+    if candidate.get("attention") in fused:
+        return None
+    steps = [("attention", kernel) for kernel in fused]
+    others = {one: step for one, step in outlook.neighbours(candidate).items() if step in steps}
+    found = neighbours_of(outlook, others)
+    return min(found, key=lambda one: bool(one.violations), default=None)

@@ -481,7 +481,7 @@ def test_a_mixture_is_told_that_spread_experts_gain_little(tmp_path):
     text = " ".join(printed(print_ranking, found, top=1).split())
     assert "times as many samples/s as rank 1: less than forecasts may be wrong by" in text
     assert "no ep ep=2 (expert_parallel.autoep_size): AutoEP does not know gpt_oss" in text
-    assert re.search(r"With flash_attention_2 .* at [\d.]+ s, but that is refused: .* sinks", text)
+    assert re.search(r"With flex_attention the step of rank 1 is forecast at [\d.]+ s", text)
 
 
 def test_a_mixture_at_stage_3_is_told_what_spreads_its_experts(tmp_path):
@@ -565,6 +565,30 @@ def test_where_nobody_names_a_model_it_is_noted(tmp_path):
     assert expected in said("plan", "--job", "job.yaml")
     (tmp_path / "job.yaml").write_text("model: gpt2\nseq_len: 64\nglobal_batch: 8\nworld: 2\n")
     assert "built-in" not in said("plan", "--job", "job.yaml")
+
+
+@pytest.mark.cases("model", "gpu", "settings", "needs")
+def test_nodes_need_releases_and_the_forks_of_amd(model, gpu, settings, needs):
+    keys = {"model": model, "seq_len": 4096, "global_batch": 64, "world": 8, "engine": "megatron"}
+    found = estimate_candidate(open_outlook(None, keys, FleetWishes(gpu=gpu)), settings)
+    assert f"nodes need {needs}" in " ".join(printed(print_estimate, found).split())
+
+
+def test_adapters_of_a_mixture_are_told_without_building_it(monkeypatch):
+    monkeypatch.setattr("autotune.job.model._probe", lambda *_, **__: pytest.fail("built"))
+    keys = {"seq_len": 4096, "global_batch": 64, "world": 8, "lora_rank": 16}
+
+    def adapted(model, recompute="none"):
+        outlook = open_outlook(None, {**keys, "model": model}, FleetWishes(gpu="H100"))
+        found = estimate_candidate(outlook, ["zero.stage=3", f"recompute={recompute}"])
+        text = " ".join(printed(print_estimate, found).split())
+        return text, parts_of(found.prediction, 0)[1]["activations"]
+
+    text, kept_bytes = adapted("qwen3-30b-a3b")
+    assert "experts, as peft has it for this family" in text
+    changed_bytes = 48 * 128 * 3 * 2048 * 768 * 2
+    assert kept_bytes - adapted("qwen3-30b-a3b", "full")[1] > changed_bytes
+    assert "not on experts, which are one tensor" in adapted("gpt-oss-20b")[0]
 
 
 def test_qlora_is_forecast_alone(tmp_path):

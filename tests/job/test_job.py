@@ -47,6 +47,8 @@ def test_a_missing_key_names_its_flag() -> None:
     with pytest.raises(JobError, match="world is missing") as caught:
         make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
     assert "give --world (accelerators of the real run; " in caught.value.hint
+    with pytest.raises(JobError, match="'lama-3-8b' is no preset"):
+        make_job({"model": "lama-3-8b"}, where="")
 
 
 def test_a_wrong_type_is_named() -> None:

@@ -25,7 +25,12 @@ from autotune.job.model import (
     model_from_config,
     presets,
 )
-from autotune.job.model_families import FAMILIES, is_split_by_ulysses, shape_by_formula
+from autotune.job.model_families import (
+    FAMILIES,
+    is_split_by_ulysses,
+    peft_widths,
+    shape_by_formula,
+)
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
 from benchmarks.published.names import preset_spelled
@@ -268,7 +273,13 @@ def test_formulas_hold_for_any_mixture(family: str, change: dict[str, Any]) -> N
     config = {**MIXTURE, "model_type": family, **change}
     if family.startswith(("qwen", "deepseek", "glm")):
         config["moe_intermediate_size"] = 7
-    assert_counts_as_built(shape_by_formula(config, "here"), config)
+    shape = shape_by_formula(config, "here")
+    assert_counts_as_built(shape, config)
+    lora = {"rank": 2, "alpha": 4.0, "target_modules": "all-linear", "dropout": 0.0}
+    module = model_probe.build({"config": config})
+    counted = model_probe.adapted_shape(module, {"lora": lora})
+    n_passed = counted["n_params_active"] - shape.n_params_active
+    assert peft_widths(config, shape) == (counted["n_params"] / 2, n_passed / 2)
 
 
 @pytest.mark.cases("family", "change", "unsaid")
@@ -465,6 +476,8 @@ def test_a_family_has_the_attention_that_its_class_has(family) -> None:
     built = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     has_flash = built._supports_flash_attn and not built._compatible_flash_implementations
     has = {"eager": True, "sdpa": built._supports_sdpa, "flash_attention_2": has_flash}
+    # Where nothing else is fused.
+    has["flex_attention"] = built._supports_flex_attn and not (has["sdpa"] or has_flash)
     assert list(FAMILIES[family].attention) == [name for name, is_there in has.items() if is_there]
 
 

@@ -53,13 +53,14 @@ from autotune.engines.deepspeed.rules import DECIDED_BY, judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
-from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, Job
+from autotune.job.job import DEFAULT_OPTIMIZER, DEFAULT_SPACE, PLAN_SPACE, Job
 from autotune.job.lengths import FIXED
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical, steps_of
 from autotune.space.rows import answers_of
 from autotune.space.rule import Violation
+from autotune.space.space_file import Space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
 
@@ -156,10 +157,21 @@ class DeepSpeedEngine(Engine):
             return None
         return device.deepep_ranks(self._environment.n_devices)
 
+    @property
+    def space(self) -> Space:
+        """See `Engine.space`; a plan names an attention of models without sdpa alone."""
+        found = super().space
+        if self._job.space != PLAN_SPACE or "flex_attention" in self._job.model.attention:
+            return found
+        domains = {name: d for name, d in found.domains.items() if name != "attention"}
+        return replace(found, domains=domains)
+
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
         """See `Engine.spread_experts`; at stage 3 each rank gathers all experts of a layer."""
         is_gathered = candidate.get("zero.stage") == 3 and candidate.get("ep", 1) == 1
-        if self._job.model.shape.n_experts < 2 or not is_gathered or self._job.script is not None:
+        # Nothing here spreads the experts of a model with adapters.
+        is_other = self._job.script is not None or self._job.finetune is not None
+        if self._job.model.shape.n_experts < 2 or not is_gathered or is_other:
             return {}
         return {
             "--space moe": {"space": "moe"},

@@ -48,6 +48,9 @@ _COMPILED_LOGIT_BYTES = {"fp32": 8.0}
 """Held per logit at the peak where torch compiles the loss with the model: a logit and its
 gradient. In 16 bits 4; two trials in results/recorded/gpu/h100-1b-search.csv hold 4.2 and 4.9.
 Nobody has measured DeepCompile."""
+_FLEX_SPEED = 0.61
+"""Attention of kernels that Triton compiles, beside FlashAttention-3's on an H100 with 4,096
+tokens. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5b: 389 of 638 TFLOP/s."""
 _HAS_GROUPED_PRODUCTS = re.compile(r"\bG?[HB]\d{2,3}\b")
 """Names of devices of NVIDIA from Hopper on."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
@@ -314,6 +317,9 @@ def _kernels(rows: _Rows) -> dict[str, Floats]:
         # Our own pipeline's stages take torch's fused functions.
         "activation_copies": rows.of(lambda c: copies if c.pp == 1 else 0.0),
         "flash_attention": rows.of(lambda c: _attention(c, rows.job) != "eager"),
+        "attention_speed": rows.of(
+            lambda c: _FLEX_SPEED if _attention(c, rows.job) == "flex_attention" else 1.0
+        ),
         # The knob acts on CPU ranks alone.
         "clears_pages": rows.of(lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": rows.of(lambda c: c.get("host_allocator") == "keep"),

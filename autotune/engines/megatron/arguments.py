@@ -61,7 +61,7 @@ class Carried:
 
     def value(self, row: Row) -> Any:
         """Its value in a layout; nothing, 0 or False: it is left out."""
-        return next((_value(entries, row) for entries in self.rows if _counts(entries, row)), None)
+        return next((_value(entries, row) for entries in self.rows if applies(entries, row)), None)
 
 
 def _knob(entries: Mapping[str, Any]) -> str:
@@ -69,7 +69,8 @@ def _knob(entries: Mapping[str, Any]) -> str:
     return str(next((entries[kind] for kind in kinds if kind in entries), ""))
 
 
-def _counts(entries: Mapping[str, Any], row: Row) -> bool:
+def applies(entries: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the conditions of a table's row hold of a layout."""
     return all(holds(term, row) for term in entries.get("when", _knob(entries)).split())
 
 
@@ -101,16 +102,7 @@ KNOBS_OF = {
     **{argument: carried.knob for argument, carried in CARRIED.items() if carried.knob},
 }
 """Argument -> the knob that it follows from."""
-DECIDED = frozenset(
-    {
-        *KNOBS_OF,
-        *("num_layers_per_virtual_pipeline_stage", "recompute_activations"),
-        *("global_batch_size", "seq_length"),
-        *("fp16", "bf16", "num_layers", "hidden_size", "num_attention_heads"),
-        *("train_iters", "train_samples", "log_interval", "eval_iters", "eval_interval"),
-        *("save", "load", "tensorboard_dir", "wandb_project"),
-    }
-)
+DECIDED = frozenset({*KNOBS_OF, *table_beside(__file__, "decided.json")})
 """Arguments that no user adds: those of the knobs, of the job, and of how a trial measures."""
 
 _TORCH_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}

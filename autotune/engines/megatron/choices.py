@@ -9,6 +9,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.data import table_beside
+
 
 def sets_of(parts: Sequence[str]) -> tuple[str, ...]:
     """Every choice of some parts, each joined by `+`, the smaller ones first."""
@@ -39,38 +41,14 @@ class Values:
 LAYOUTS = Values("even", "balanced")
 """How layers are placed on pipeline stages; the others are layouts that somebody wrote."""
 BALANCED = 1
-FSDP = ("none", "optim", "optim_grads", "optim_grads_params")
-"""What Megatron's FSDP shards: as ZeRO's stages 1, 2 and 3."""
-MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-"""Modules that selective recomputation can compute again."""
+_KNOWN = {name: tuple(row) for name, row in table_beside(__file__, "choices.json").items()}
+"""Values of knobs, and what they are."""
+FSDP, DISPATCHERS, OFFLOADED = _KNOWN["FSDP"], _KNOWN["DISPATCHERS"], _KNOWN["OFFLOADED"]
+FP8, FP8_RECIPES, MOMENTS = _KNOWN["FP8"], _KNOWN["FP8_RECIPES"], _KNOWN["MOMENTS"]
+GRADIENTS, CP_KINDS, GRAPHS = _KNOWN["GRADIENTS"], _KNOWN["CP_KINDS"], _KNOWN["GRAPHS"]
+MODULES, ORDERS = _KNOWN["MODULES"], _KNOWN["ORDERS"]
 RECOMPUTED = sets_of(MODULES)
-"""Every choice of them."""
-DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
-"""What sends tokens to their experts: a row for each expert; each token once to a rank; all tokens
-to every rank."""
-OFFLOADED = (
-    "none",
-    *("core_attn", "core_attn+attn_proj", "qkv_linear", "core_attn+attn_proj+qkv_linear"),
-)
-"""Modules whose inputs go to the host; that of `attn_proj` is the result of `core_attn`."""
-FP8 = ("none", "hybrid", "e4m3")
-FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
-MOMENTS = ("fp32", "bf16")
-"""Precisions of Adam's two moments."""
-GRADIENTS = ("fp32", "bf16")
-"""Precisions in which gradients are summed and reduced."""
-CP_KINDS = ("p2p", "a2a", "all_gather")
-"""How context parallel ranks exchange keys and values, in Transformer Engine's words."""
-GRAPHS = (
-    "none",
-    "attn",
-    "attn+mlp",
-    "moe_router+moe_preprocess",
-    "attn+moe_router+moe_preprocess",
-)
-"""Parts of a layer that CUDA graphs of Transformer Engine capture."""
-ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
-"""Axes of the ranks, neighbours first."""
+"""Every choice of modules to recompute."""
 
 
 def has(part: str, choices: Sequence[str], codes: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -35,6 +35,7 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.arguments import (
     KERNELS,
     SCRIPT_ON_CPU,
+    applies,
     arguments_of,
     expert_kernels,
     kernel_arguments,
@@ -109,24 +110,15 @@ from autotune.trial.engines.megatron import ARGUMENTS_FILE, words_of
 PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""
 _MEGATRON = next(traits.columns for traits in FRAMEWORKS if traits.name == "megatron")
-_FP16 = {"grad_bytes": 2.0, "reduce_bytes": 2.0, "optimizer_bytes": 16.0}
-"""Gradients stay in 16 bits, and the optimizer copies its share of them to 32: 20 bytes a
-parameter. Source: NVIDIA/Megatron-LM, docs/user-guide/features/dist_optimizer.md."""
-_FP32 = {
-    **{name: 4.0 for name in ("weight_bytes", "grad_bytes", "reduce_bytes", "gather_bytes")},
-    **{"optimizer_bytes": 8.0, "activation_bytes": 4.0, "product_input_bytes": 4.0},
-}
-_DTYPES: Mapping[str, Mapping[str, float]] = {"bf16": {}, "fp16": _FP16, "fp32": _FP32}
+_DTYPES: Mapping[str, Mapping[str, float]] = table_beside(__file__, "dtypes.json")
+"""Precision -> columns. In fp16 gradients stay in 16 bits, and the optimizer copies its share of
+them to 32. Source: NVIDIA/Megatron-LM, docs/user-guide/features/dist_optimizer.md."""
 _READ_BACK = (
     *("tp", "pp", "vp", "cp", "ep", "sequence_parallel", "micro_batch"),
     *("distributed_optimizer", "recompute"),
 )
 """Knobs that a live engine says of itself by their names."""
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)")
-_FLEX_PACKAGES = {"deepep": "DeepEP", "hybridep": "DeepEP's branch hybrid-ep"}
-"""Dispatcher -> the package that it is, which Megatron imports."""
-_NEEDED_BY = {"fused_experts": "Transformer Engine 2.14"}
-"""Knob -> what it needs besides Transformer Engine."""
 _OF_ONE_NODE = 8
 """Devices that NVLink joins in one node, at most; more are a rack's."""
 _HAS_HYBRIDEP = _HAS_GRAPHS = "0.16"
@@ -154,16 +146,11 @@ _STEPS = {
 """The knobs in the order in which `explain` moves them."""
 
 
-_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_VARIABLES: Mapping[str, Mapping[str, str]] = {
-    # With one, all-to-alls would wait for the layers beside which they run. Source: NVIDIA's
-    # recipes of Megatron-Bridge; megatron/training/arguments.py warns.
-    "overlap_experts": {_CONNECTIONS: "32"},
-    "fsdp": {_CONNECTIONS: "8"},  # CUDA's default: it refuses to start with one
-    "offload_modules": {"NVTE_CPU_OFFLOAD_V1": "1"},  # else weights went to the host as well
-    "fused_experts": {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"},
-}
-"""Knob that a candidate has -> variables of its ranks."""
+_VARIABLES: Sequence[Mapping[str, Any]] = table_beside(__file__, "variables.json")
+"""Variables of ranks, and `when` a layout has them; later rows come first."""
+_PACKAGES: Mapping[str, Sequence[Mapping[str, str]]] = table_beside(__file__, "packages.json")
+"""Package that nodes need -> the oldest release that has what a layout uses: the first row's that
+applies."""
 _COLUMNS: Mapping[str, str] = table_beside(__file__, "columns.json")
 """Column of the cost model -> the knob that it is, or the conditions that all hold there."""
 
@@ -280,10 +267,10 @@ class MegatronEngine(Engine):
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
-        variables = {_CONNECTIONS: "1"} if candidate.tp > 1 or candidate.cp > 1 else {}
-        for name, more in _VARIABLES.items():
-            if candidate.get(name):
-                variables |= more
+        known = rows_of(self._task, [candidate]).row(0)
+        variables: dict[str, str] = {}
+        for row in _VARIABLES:
+            variables |= row["variables"] if applies(row, known) else {}
         return RankSettings(
             environment=variables,
             # A warm start has Megatron imported, and a checkout brings its own.
@@ -291,14 +278,13 @@ class MegatronEngine(Engine):
         )
 
     def needs(self, candidate: Candidate) -> Sequence[str]:
-        """Times and arguments are those with NVIDIA's kernels."""
-        on_gpus = ["Transformer Engine", "Apex"] if self._environment.accelerator != "cpu" else []
-        kind = str(candidate.get("dispatcher", ""))
-        more = [_FLEX_PACKAGES.get(kind)]
-        more += [_NEEDED_BY[name] for name in _NEEDED_BY if name in candidate.values]
-        if candidate.tp > self._task.n_kv_heads:
-            more += [f"Megatron Core {SHARES_KV_HEADS} or later (tp ranks share key heads)"]
-        return [*super().needs(candidate), *on_gpus, *filter(None, more)]
+        """See `Engine.needs`; times and arguments are those with NVIDIA's kernels."""
+        known = {**vars(self._task), **rows_of(self._task, [candidate]).row(0)}
+        found: list[str] = []
+        for package, rows in _PACKAGES.items():
+            for release in [row["release"] for row in rows if applies(row, known)][:1]:
+                found.append(f"{package} {release} or later" if release else package)
+        return found
 
     def lacks(self) -> str:
         on_cpu, is_plain = self._task.on_cpu, self._job.precision == "fp32"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
 from autotune.cost.plans import Recompute
+from autotune.engines.megatron.arguments import applies
 from autotune.engines.megatron.choices import BALANCED, MOMENTS, RECOMPUTED, has
 from autotune.engines.megatron.knobs import (
     LATTICE_KNOBS,
@@ -168,13 +169,8 @@ def _recomputed(task: LayoutTask) -> list[tuple[int, int, int]]:
 
 def modules_of(task: LayoutTask) -> list[str]:
     """Modules of a mixture that are worth their time, the cheapest first."""
-    if task.n_experts < 2:
-        return []
-    latent = ["mla_up_proj"] if task.latent_kv_rank else []
-    dense = ["mla_up_proj+mlp"] if task.latent_kv_rank and task.n_dense_layers else []
-    grouped = ["moe_act", "layernorm+moe_act"] if task.groups_experts else []
-    both = ["layernorm+mla_up_proj+moe_act"] if latent and grouped else []
-    return [*latent, *dense, *grouped, *both, "moe"]
+    rows = table_beside(__file__, "recomputed.json")
+    return [row["modules"] for row in rows if applies(row, vars(task))]
 
 
 _OFFERED: Mapping[str, Sequence[Mapping[str, str]]] = table_beside(__file__, "offered.json")

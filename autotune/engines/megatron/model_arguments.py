@@ -24,17 +24,11 @@ from autotune.trial.transformer_shape import (
 
 Arguments = dict[str, int | float | str | bool | list[str]]
 
-_LLAMA_3_SCALING = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+_TABLES = table_beside(__file__, "model_arguments.json")
+_LLAMA_3_SCALING: Mapping[str, float] = _TABLES["llama_3_scaling"]
 """What Megatron's `--use-rope-scaling` is fixed to.
 
 Source: NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rotary_pos_embedding.py."""
-
-
-_TABLES = table_beside(__file__, "model_arguments.json")
 _MIXTURES: Mapping[str, Mapping[str, Any]] = _TABLES["mixtures"]
 """Mixtures of experts that Megatron's GPT model can be -> what their configs leave unsaid."""
 _GROUPED_BY_SUM_OF = 2
@@ -44,7 +38,7 @@ _BALANCE_OF_BIASED = 1e-4
 balances experts within a sequence."""
 _SWIGLU_LIMIT = 7.0
 """GPT-OSS: what the inputs of its activation are held to where the config does not say."""
-_YARN_OF_LATENT = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+_YARN_OF_LATENT: Mapping[str, int] = _TABLES["yarn_of_latent"]
 """What YaRN of latent attention is where nothing is said: fields of `MLATransformerConfig`
 (megatron/core/transformer/transformer_config.py) that no flag of Megatron-LM's scripts sets."""
 
