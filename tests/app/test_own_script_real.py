@@ -100,7 +100,7 @@ def observed_in(results: Path) -> Observed:
     ids=["pipeline", "accelerate"],
 )
 def test_what_an_example_trains_is_read_off_it(tmp_path, example, command, expected):
-    """Every run reads off scripts below, and one of accelerate's before it exports its settings."""
+    """Every run reads off scripts below, and one of accelerate's, whose settings it exports."""
     ran = run("diagnose", command, EXAMPLES / example, tmp_path)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
