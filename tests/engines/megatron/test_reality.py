@@ -51,8 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL,
     "qwen2": QWEN,
 }
-SIX = {**LLAMA, "num_hidden_layers": 6}
-"""Six layers and both ends are eight chunks, of which two have an end alone."""
+EIGHT = {**LLAMA, "num_hidden_layers": 8}
 AT_LEAST = 20
 SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
@@ -142,8 +141,8 @@ OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
         },
     ),
     (LLAMA, 4, {"pp": 2, "order": "tp-cp-ep-pp-dp"}),
-    (SIX, 1, {}),
-    (SIX, 4, {"pp": 4, "vp": 2, "ends_as_layers": True, "overlap_p2p": False}),
+    (EIGHT, 1, {}),
+    (EIGHT, 4, {"pp": 4, "vp": 2, "overlap_p2p": False}),
 )
 """Model, ranks, and knobs that the lattice leaves at their default."""
 
