@@ -85,13 +85,11 @@ def live(out: Path, folder: Path) -> dict[str, Any]:
 WAYS: dict[str, list[Any]] = DATA["WAYS"]
 """Command, knobs that change -> what the live engine of its export is, or what the README says
 that the user changes."""
-IN_EVERY_RUN = "accelerate's settings"
-"""`test_own_script_real.py` edits a script's own file and a placeholder."""
 
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.thorough] * (way != IN_EVERY_RUN)) for way in WAYS],
+    [pytest.param(way, marks=[pytest.mark.thorough] * (way != "yaml of its own")) for way in WAYS],
 )
 def test_an_export_trains_what_was_measured_or_is_not_started(tmp_path, monkeypatch, way):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

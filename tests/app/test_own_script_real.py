@@ -82,14 +82,14 @@ def observed_in(results: Path) -> Observed:
     return Observed.read(path)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("example", "command", "expected"),
     [
-        (
+        pytest.param(
             "pipeline",
             ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json"),
             {"framework": "deepspeed", "micro_batch": 2, "grad_accum": 4, "global_batch": 8},
+            marks=pytest.mark.thorough,
         ),
         (
             "accelerate",
@@ -100,7 +100,6 @@ def observed_in(results: Path) -> Observed:
     ids=["pipeline", "accelerate"],
 )
 def test_what_an_example_trains_is_read_off_it(tmp_path, example, command, expected):
-    """Every run reads off scripts below, and one of accelerate's, whose settings it exports."""
     ran = run("diagnose", command, EXAMPLES / example, tmp_path)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
