@@ -1,9 +1,10 @@
-"""Python processes that have torch and transformers at once, for what the tests ask of them.
+"""Python processes that have torch and an engine at once, for what the tests ask of them.
 
-A start of Python that imports both takes eight seconds of a processor, a fork next to nothing: one
+A start of Python that imports them takes eight seconds of a processor, a fork next to nothing: one
 process imports what they import, and forks for each question a process with its own folder,
-environment, limits and output. What only a start of Python could show is not asked here: whoever
-changes a variable that Python or a library reads when it is loaded gets a process of its own.
+environment, limits and output. Ranks of an engine have such a process of their own. What only a
+start of Python could show is not asked here: whoever changes a variable that Python or a library
+reads when it is loaded gets a process of its own.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from typing import Any
 
 import autotune
 from autotune.base.guarded_process import run_guarded, temporary_root
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 
 PROBES = ("autotune.tracing.child", "autotune.job.model_probe")
 """Modules that the program asks in a process of their own."""
@@ -40,6 +42,8 @@ _READ_AT_THE_START = (
     *("TORCH", "PYTORCH", "HF_", "TRANSFORMERS_", "USE_", "ACCELERATE_"),
 )
 """How variables begin that Python or a module reads when it is loaded."""
+OF_RANKS = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+"""Variables of ranks on a CPU."""
 _SET_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
 """Those that torch and accelerate set themselves, once a test of this process imports them."""
 
@@ -115,21 +119,25 @@ def ask(
 
 
 @functools.cache
-def forker() -> dict[str, Any]:
+def forker(engine: str = "") -> dict[str, Any]:
     """The `address` of the process that forks, and the variables that it has `at_the_start`.
 
     It imports at its first question, and ends with this process.
+
+    Args:
+        engine: Whose ranks on a CPU it forks; empty: it forks probes and code.
     """
     folder = tempfile.mkdtemp(prefix="forker-", dir=temporary_root())
     address = f"{folder}/asked"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(16)
-    command = [sys.executable, "-P", __file__, str(listener.fileno()), folder]
+    command = [sys.executable, "-P", __file__, str(listener.fileno()), folder, engine]
+    variables = {**_FIRST, **OF_RANKS, **extensions_environment("cpu")} if engine else _FIRST
     process = subprocess.Popen(
         command,
         cwd="/",
-        env=_FIRST,
+        env=variables,
         stdin=subprocess.PIPE,  # it ends with this process, when this pipe does
         stdout=subprocess.DEVNULL,
         pass_fds=[listener.fileno()],
@@ -137,7 +145,7 @@ def forker() -> dict[str, Any]:
     )
     _KEPT.append(process)
     listener.close()
-    return {"address": address, "at_the_start": _at_the_start(_FIRST)}
+    return {"address": address, "at_the_start": _at_the_start(variables)}
 
 
 _KEPT: list[subprocess.Popen[bytes]] = []
@@ -170,7 +178,7 @@ def main() -> None:
             return
         link, _ = listener.accept()
         if not has_imported:
-            _import()
+            _import(sys.argv[3])
             has_imported = True
         if os.fork() == 0:
             listener.close()
@@ -178,11 +186,16 @@ def main() -> None:
         link.close()
 
 
-def _import() -> None:
-    for name in (*PROBES, *_MODELS):
-        importlib.import_module(name)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("peft")
+def _import(engine: str) -> None:
+    if engine:
+        driver = importlib.import_module(f"autotune.trial.engines.{engine}")
+        driver.load_code("cpu")
+        driver.load_model_code({"config": {"model_type": "llama"}, "lora": {}})
+    else:
+        for name in (*PROBES, *_MODELS):
+            importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("peft")
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"{n_threads} threads, and only one may fork")
     gc.freeze()  # what looks for garbage copies no page of all this

@@ -127,7 +127,7 @@ def make_case(
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Train the cases one after the other; answers by case and rank."""
-    driver = Path(__file__).with_name("pipeline_driver.py")
+    driver = "tests.pipeline_driver"
     return train_cases(driver, cases, folder, world=world, timeout_s=TIMEOUT_S)
 
 

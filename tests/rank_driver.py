@@ -1,7 +1,8 @@
 """What drivers share whose ranks train many cases, one after the other in one set of ranks.
 
-Started as `DRIVER.py CASES.json ANSWERS.json WORLD`. The ranks are forked from a process that has
-imported what all of them need: that takes longer than most cases, and each would pay for it.
+A module with the arguments CASES.json ANSWERS.json WORLD, run by `tests.driven_ranks`. The ranks
+are forked from a process that has imported what all of them need: that takes longer than most
+cases.
 """
 
 import functools
@@ -19,7 +20,6 @@ import deepspeed
 import torch
 from deepspeed.utils import logger
 
-from autotune.trial.engines.deepspeed import load_code, load_model_code
 from tests.deepspeed_state import clean_globals
 from tests.forked_ranks import ask
 
@@ -41,8 +41,6 @@ def main(run: Callable[[Case], Case], *, within_s: float) -> None:
     """
     cases_file, answers_file, world = sys.argv[1:]
     logger.setLevel(logging.ERROR)
-    load_code("cpu")
-    load_model_code({"config": {"model_type": "llama"}, "lora": {}})
     ranks = ask(
         functools.partial(_answer, run, json.loads(Path(cases_file).read_text())),
         int(world),

@@ -63,9 +63,10 @@ def test_sound_facts_are_read(study: Study) -> None:
 def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = study.read_state()
     tops = [(key,) for key in sound]
-    deep = [place for place in places(sound) if len(place) > 1][::7]
+    # `tests/chaos/test_fuzz.py` breaks it at any place.
+    deep = [place for place in places(sound) if len(place) > 1][::14]
     cases = [
-        *itertools.product(tops, (None, 7, [3], {}, ...)),
+        *itertools.product(tops, (7, [3], ...)),
         *zip(deep, itertools.cycle((*WRONG, ...))),
     ]
     recorded = study.read()
@@ -100,14 +101,15 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
     path = study.trial_folder(0) / name
     sound = json.loads(path.read_text(encoding="utf-8"))
     n_trials = len(study.trials())
+
+    def is_damage(key: str, value: Any) -> bool:
+        path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
+        read = study.read()
+        return bool(read.unreadable) or any(trial.problem for trial in read.trials)
+
     for key in sound:
-        kept = []
-        for value in (None, "0", [7], {"name": [3]}, 0.5, True):
-            path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
-            read = study.read()
-            if not read.unreadable and not any(trial.problem for trial in read.trials):
-                kept.append(value)
-        assert len(kept) < 6, f"{key} takes anything"
+        values = ({"name": [3]}, [7], "0", None, 0.5, True)
+        assert any(is_damage(key, value) for value in values), f"{key} takes anything"
     for key, value in (("number", "0"), ("candidate_hash", 7), ("role", {}), ("step_time_s", "x")):
         if key in sound:
             path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")

@@ -389,9 +389,14 @@ def _result_of(search: Search, number: int) -> Path:
     return search.study.trial_folder(number) / RESULT_FILE
 
 
+def _on(disk: Path, ground: Ground) -> Search:
+    """A search on a disk: one that has begun, unless no other fault has needed such a one yet."""
+    return Search(disk) if ground.begun is None else begun(ground, disk)
+
+
 def _read_only(ground: Ground) -> None:
     with small_disk(ground.folder()) as disk:
-        search = begun(ground, disk)
+        search = _on(disk, ground)
         before = digests(search.study)
         make_read_only(disk)
         _refused(search, "Read-only file system")
@@ -401,7 +406,7 @@ def _read_only(ground: Ground) -> None:
 
 def _full_before(ground: Ground) -> None:
     with small_disk(ground.folder()) as disk:
-        search = begun(ground, disk)
+        search = _on(disk, ground)
         before = digests(search.study)
         filler = fill(disk)
         _refused(search, "No space left")
@@ -411,7 +416,7 @@ def _full_before(ground: Ground) -> None:
 
 def _full_meanwhile(ground: Ground) -> None:
     with small_disk(ground.folder()) as disk:
-        search = begun(ground, disk)
+        search = _on(disk, ground)
         before = digests(search.study)
         process = _until_a_trial_runs(search, _SEARCHING)
         filler = fill(disk)

@@ -33,7 +33,7 @@ def test_every_reader_that_security_names_is_fuzzed(readers):
 
 
 def test_no_reader_answers_a_broken_file_with_a_traceback():
-    command = [sys.executable, "-m", "tests.chaos.fuzz", "--inputs", "320", "--seed", "7"]
+    command = [sys.executable, "-m", "tests.chaos.fuzz", "--inputs", "160", "--seed", "7"]
     done = captured(command, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -177,7 +177,7 @@ def parsed(path, text):
 
 
 COMMON = settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -190,7 +190,7 @@ def test_a_fix_of_json_loses_nothing_and_settles_at_once(tmp_path, config, world
     hold(write(tmp_path, config), config, world=world, folder=tmp_path)
 
 
-@settings(parent=COMMON, max_examples=40)
+@settings(parent=COMMON, max_examples=25)
 @given(config=mutants(), data=st.data())
 def test_what_is_chosen_settles_at_once_too(tmp_path, config, data):
     path = write(tmp_path, config)

@@ -13,7 +13,10 @@ SOAKED = "test_nodes_answer_as_here_and_what_they_are_handed_is_soaked_and_launc
 KINDS = "test_each_kind_of_device_is_searched_and_the_best_for_the_money_is_named"
 IN_JOB = "test_a_search_in_an_allocation_leaves_it_and_answers_as_here"
 ASKING = "test_a_search_that_asks_for_nodes_gives_them_back_however_it_ends"
-ON_RAY = f"{TRANSPORTS}/test_ray.py::test_a_search_outlives_its_coordinator"
+ON_RAY = (
+    f"{TRANSPORTS}/test_ray.py::"
+    "test_what_a_killed_coordinator_ran_ends_and_its_nodes_run_another_trial"
+)
 
 RUN_BY = {
     "doctor --fleet hostfile:": EXAMINED,

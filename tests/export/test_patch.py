@@ -423,7 +423,7 @@ EXTRA = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(theirs=CHOICES, ours=CHOICES, extra=EXTRA, form=st.sampled_from(["json", "yaml"]))
 def test_what_is_patched_reads_back_as_the_candidate_and_loses_nothing(
@@ -445,7 +445,7 @@ def test_what_is_patched_reads_back_as_the_candidate_and_loses_nothing(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     choice=st.fixed_dictionaries(

@@ -191,16 +191,7 @@ def test_mfu_is_over_the_peak_of_the_device_that_ran_it(study: Study):
     assert share.iloc[last] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "precision", "peak_tflops"),
-    [
-        ({}, "bf16", 989),
-        ({"fp8": "none"}, "bf16", 989),
-        ({"fp8": "hybrid"}, "bf16", 1979),
-        ({"fp4": True}, "bf16", None),
-        ({}, "fp32", None),
-    ],
-)
+@pytest.mark.cases("knobs", "precision", "peak_tflops")
 def test_mfu_is_over_the_peak_at_the_precision_of_the_products(
     study: Study, knobs: dict[str, KnobValue], precision: str, peak_tflops: float | None
 ):

@@ -48,6 +48,7 @@ def search(tmp_path):
 def test_kill_9_loses_nothing_and_the_search_answers(search, tmp_path):
     """In the middle of the second trial; `make chaos` kills it at every other moment."""
     flags = ("--trials", "1", "--budget", "3m", "--compare", "best", "--no-diagnose")
+    flags += ("--guard-steps", "0")
     process = search.start(*flags)
     wait_until(lambda: search.is_under_way(1), "the second trial runs")
     process.kill()

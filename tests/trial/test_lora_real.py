@@ -50,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     # Made once: to count the adapters a process builds the model.
     job = tiny_job(folder, global_batch=4, finetune=LORA, optimizer=FAST)
     cases = [make_case(job, stage) for stage in STAGES]
-    answers = train_cases(Path(__file__).with_name("lora_driver.py"), cases, folder)
+    answers = train_cases("tests.trial.lora_driver", cases, folder)
     for rank in itertools.chain(*answers):
         assert "error" not in rank, rank["error"]
     return [first for first, *_ in answers]

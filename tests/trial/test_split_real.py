@@ -100,8 +100,7 @@ def results(
         make_case(jobs[each["model"]], **{n: v for n, v in each.items() if n != "model"})
         for each in found.values()
     ]
-    driver = Path(__file__).with_name("split_driver.py")
-    answers = train_cases(driver, made, folder, timeout_s=400)
+    answers = train_cases("tests.trial.split_driver", made, folder, timeout_s=400)
     return {name: first for name, (first, *_) in zip(found, answers, strict=True)}
 
 

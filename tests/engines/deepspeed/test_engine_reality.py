@@ -53,7 +53,9 @@ ONLY_SWAPPING = {"offload.pipeline", "offload.param_buffer_count", "offload.para
 """Knobs that act with NVMe alone."""
 BEYOND_THE_SPACES = DATA["BEYOND_THE_SPACES"]
 """What no shipped space lists, or lists with what hides it on a CPU; at stage 3 by default."""
-AT_LEAST = 40
+AT_LEAST = 20
+AT_ONCE = (6, 4, 2, 1)
+"""Values that a choice has to try: first those that try many."""
 MOST_REFUSALS = 50
 """Choices with a value that an older release refuses before the value is taken to be lacking."""
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -169,13 +171,14 @@ def stratified(folder: Path) -> list[dict[str, Any]]:
         missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [c for c in combinations(here(space), context) if not copies_to_disk(c)]
         draw.shuffle(choices)
-        for combination in choices:
+        for least, combination in itertools.product(AT_ONCE, choices):
             # Where a value does not act, and where it is refused, it is not tried.
-            if not missing & set(combination.items()) or not is_legal(combination, context):
+            is_wanted = len(missing & set(combination.items())) >= least
+            if not is_wanted or not is_legal(combination, context):
                 continue
             acting = acting_as_listed(combination, context)
             wanted = missing & set(acting.items())
-            if any(refusals[pair] < MOST_REFUSALS for pair in wanted):
+            if len(wanted) >= least and any(refusals[p] < MOST_REFUSALS for p in wanted):
                 if not has_release(acting, folder):
                     lacking |= set(acting.items())
                     refusals.update(wanted)
@@ -289,7 +292,7 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    driver = REPOSITORY / "tests" / "reality_driver.py"
+    driver = "tests.reality_driver"
     answers = train_cases(driver, cases, tmp_path, world=WORLD, nvme=SWAPS, timeout_s=400)
     return [first for first, *_ in answers]
 

@@ -81,36 +81,14 @@ _ON_TWO = (
 )
 
 
-@pytest.mark.parametrize(
-    ("more", "line", "found"),
-    [
-        ("", "", ["file.lone_nodes"]),
-        (", deepspeed_multinode_launcher: pdsh", "", ["file.lone_nodes"]),
-        (", deepspeed_multinode_launcher: standard", "", []),
-        (", deepspeed_hostfile: hosts", "", []),
-        (", deepspeed_multinode_launcher: standard", "--machine_rank 1", ["file.lone_nodes"]),
-        (", deepspeed_multinode_launcher: standard", "--main_process_ip a", []),
-        ("", "--multi_gpu", []),
-    ],
-)
+@pytest.mark.cases("more", "line", "found")
 def test_accelerates_nodes_are_started_by_hosts_or_by_hand(tmp_path, more, line, found):
     path = write(tmp_path, _ON_TWO % more, "accelerate.yaml")
     launch = f"accelerate launch --config_file {path} {line} t.py" if line else None
     assert rules(checked(path, launch=launch)) == found
 
 
-@pytest.mark.parametrize(
-    ("line", "world", "told"),
-    [
-        ("CUDA_VISIBLE_DEVICES=1,2 deepspeed run.py", 2, ""),
-        ("CUDA_VISIBLE_DEVICES=1,2 torchrun --nproc_per_node gpu run.py", 2, ""),
-        ("CUDA_VISIBLE_DEVICES=0,1 swift sft", 1, "ms-swift refuses it beside DeepSpeed"),
-        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft", 2, ""),
-        ("CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train", 2, ""),
-        ("CUDA_VISIBLE_DEVICES=0 llamafactory-cli train", 1, "set FORCE_TORCHRUN=1"),
-        ("CUDA_VISIBLE_DEVICES=0 FORCE_TORCHRUN=1 llamafactory-cli train", 1, ""),
-    ],
-)
+@pytest.mark.cases("line", "world", "told")
 def test_devices_are_ranks_where_nothing_else_counts_them(tmp_path, line, world, told):
     path = write(tmp_path, CONFIG)
     report = checked(path, launch=f"{line} --deepspeed {path}")
@@ -122,16 +100,7 @@ def test_devices_are_ranks_where_nothing_else_counts_them(tmp_path, line, world,
     assert [(one.file, one.line) for one in places] == [(run, 2)] * bool(told)
 
 
-@pytest.mark.parametrize(
-    ("before", "line"),
-    [
-        ("export NPROC_PER_NODE=$(nvidia-smi -L | wc -l)", "swift sft"),
-        ("if [ -d x ]; then export NPROC_PER_NODE=2; fi", "swift sft"),
-        ("export NPROC_PER_NODE\nread NPROC_PER_NODE", "llamafactory-cli train"),
-        ("source cluster.env", "swift sft"),
-        ("source cluster.env", "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train"),
-    ],
-)
+@pytest.mark.cases("before", "line")
 def test_ranks_that_the_shell_alone_knows_are_open(tmp_path, before, line):
     write(tmp_path, CONFIG)
     text = f"export CUDA_VISIBLE_DEVICES=0,1\n{before}\n{line} --deepspeed ds_config.json\n"

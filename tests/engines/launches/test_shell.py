@@ -99,16 +99,16 @@ def test_sums_are_those_of_bash(sum_):
         f"torchrun t.py --name {'x' * 200_000}\n",
         f'torchrun t.py --name "{"x" * 200_000}"\n',
         "A=x\n" + 'A="$A$A"\n' * 60 + "torchrun t.py --name $A\n",
-        "A=(x)\n" + "A+=(${A[@]} ${A[@]})\n" * 60 + "torchrun t.py ${A[@]}\n",
+        "A=(x)\n" + "A+=(${A[@]} ${A[@]})\n" * 20 + "torchrun t.py ${A[@]}\n",
         f"torchrun t.py --name $(({'-' * 50_000}1))\n",
-        "A=1\n" + "torchrun t.py --name $A\n" * 20_000,
-        "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(4000)) + "torchrun t.py",
+        "A=1\n" + "torchrun t.py --name $A\n" * 5000,
+        "".join(f"A{n}=1\n[ ${{B:-1}} = 2 ] && C=1\n" for n in range(2000)) + "torchrun t.py",
         "f() {\ncat > x <<E\n" + "a b\n" * 1000 + "E\n}\n" + "f\n" * 1000 + "torchrun t.py",
-        "for A in" + " 1" * 60 + "; do\n" + "run $A\n" * 600 + "done\ntorchrun t.py",
+        "for A in" + " 1" * 60 + "; do\n" + "run $A\n" * 200 + "done\ntorchrun t.py",
         "".join(f"A{n}=1\n" for n in range(2000)) + "f() { f; }\n" + "f\n" * 500 + "torchrun t.py",
-        "for A in 1 2 3 4 5 6 7 8; do\n" * 7 + "run $A\n" + "done\n" * 7 + "torchrun t.py",
+        "for A in 1 2 3 4 5 6 7 8; do\n" * 5 + "run $A\n" + "done\n" * 5 + "torchrun t.py",
         "if [ $B = 0 ]; then A=1\n"
-        + "".join(f"elif [ $B = {n} ]; then\n  export A{n}=1\n  echo $B\n" for n in range(4000))
+        + "".join(f"elif [ $B = {n} ]; then\n  export A{n}=1\n  echo $B\n" for n in range(1000))
         + "fi\n"
         + "torchrun t.py",
     ],
@@ -120,7 +120,7 @@ def test_sums_are_those_of_bash(sum_):
 def test_no_file_takes_long(text):
     begun_s = time.process_time()
     assert words(text, -1)[:2] == ["torchrun", "t.py"]
-    assert time.process_time() - begun_s < 10
+    assert time.process_time() - begun_s < 5
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_functions_of_a_sourced_file_are_no_launches_of_this_one(tmp_path):
 
 
 def test_what_is_gone_through_too_often_is_open(tmp_path):
-    (tmp_path / "long.sh").write_text("A=1\n" * 10_000)
+    (tmp_path / "long.sh").write_text("A=1\n" * 4000)
     rounds = " ".join(map(str, range(60)))
     text = f"for B in {rounds}; do\n . ./long.sh\ndone\nrun $A\n"
     begun_s = time.process_time()

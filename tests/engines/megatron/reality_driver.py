@@ -1,6 +1,6 @@
 """Trains candidates of Megatron for a few steps, each in fresh ranks, and reads each back.
 
-`reality_driver.py CASES.json OUT.json`; it forks the ranks by itself.
+Its arguments are CASES.json ANSWERS.json; it forks the ranks by itself.
 """
 
 import functools
@@ -69,7 +69,6 @@ def _noted_norms(training: train_megatron.Training) -> list[float]:
 
 def main() -> None:
     """Ask for every case."""
-    driver.load_code("cpu")
     answers = [
         ask(
             functools.partial(train, case),

@@ -160,7 +160,7 @@ def test_the_lattice_is_what_loops_find(changes):
     assert not differing(rows_of(lay_out(asked)), by_loops(asked))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     asked=st.builds(
         LayoutTask,

@@ -2,9 +2,12 @@
 
 Every layout has to train as one rank does, to say of itself what was asked, and to hold the bytes
 of weights, gradients and optimizer states that the cost model predicts. A layout that a rule
-refuses has to fail there.
+refuses has to fail there: those that did are noted (`tests/noted.py`).
 """
 
+import functools
+import json
+import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotune.contract import TrialSpec, settings_of
 from autotune.cost import predict
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
@@ -27,10 +31,12 @@ from tests.engines.megatron.trained import (
     MIXTRAL,
     QWEN,
     Trained,
+    case_of,
     job_for,
     layouts_of,
     train,
 )
+from tests.noted import Notes, texts
 
 DATA = data_beside(__file__)
 
@@ -46,8 +52,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN,
 }
 EIGHT = {**LLAMA, "num_hidden_layers": 8}
-SIX = {**LLAMA, "num_hidden_layers": 6}
-"""Six layers and both ends are eight chunks, of which two have an end alone."""
 AT_LEAST = 20
 SAME_LOSS = 2e-4
 """The order of sums alone makes the losses of two layouts differ by less."""
@@ -69,6 +73,21 @@ def refused_case(rule: str, folder: Path) -> tuple[MegatronEngine, Candidate]:
     knobs = {name: knob.default for name, knob in LATTICE_KNOBS.items()} | layout
     knobs.pop("world", None)
     return MegatronEngine(job, HERE), Candidate.of(knobs, world=world, global_batch=8)
+
+
+NOTES = Notes("megatron_refusals.json", "megatron-core", "torch")
+ASKS = texts("scripts/train_megatron.py", "scripts/megatron_cpu.py")
+"""Code of ours that gives Megatron a layout."""
+
+
+@functools.cache
+def asked_of(rule: str) -> tuple[str, ...]:
+    """What the failure of an illegal candidate follows from."""
+    with tempfile.TemporaryDirectory() as folder:
+        case = case_of(*refused_case(rule, Path(folder)))
+    spec = TrialSpec.from_dict(case["spec"])
+    told = (case["arguments"], settings_of(spec.workload, spec.layout), REFUSED[rule][2])
+    return (*map(json.dumps, told), *ASKS)
 
 
 def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
@@ -110,7 +129,6 @@ def cases(folder: Path) -> list[tuple[MegatronEngine, Candidate]]:
 
 
 OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
-    (EIGHT, 1, {}),
     (LLAMA, 2, {"pp": 2, "first_stage_layers": 3}),
     (LLAMA, 2, {"pp": 2, "last_stage_layers": 3}),
     (LLAMA, 2, {"recompute": "selective", "recompute_modules": "core_attn+mlp"}),
@@ -123,9 +141,8 @@ OF_A_SPACE: tuple[tuple[dict[str, Any], int, dict[str, Any]], ...] = (
         },
     ),
     (LLAMA, 4, {"pp": 2, "order": "tp-cp-ep-pp-dp"}),
+    (EIGHT, 1, {}),
     (EIGHT, 4, {"pp": 4, "vp": 2, "overlap_p2p": False}),
-    (SIX, 1, {}),
-    (SIX, 2, {"pp": 2, "vp": 4, "ends_as_layers": True}),
 )
 """Model, ranks, and knobs that the lattice leaves at their default."""
 
@@ -151,6 +168,7 @@ def is_further(engine: MegatronEngine, candidate: Candidate) -> bool:
 
     GPT-2 and Qwen2 share weights between the ends, and replicas as Llama does. Mixtral's layers
     are in stages as Llama's are: what its experts do is tried, with the states of each in parts.
+    Llama's stages, chunks, and states in parts are tried where something else is split as well.
     """
     model, precision = engine._job.model.name, engine._job.precision
     tp, pp, vp = candidate.tp, candidate.pp, candidate["vp"]
@@ -167,31 +185,20 @@ def is_further(engine: MegatronEngine, candidate: Candidate) -> bool:
     if model == "qwen2":
         return not (tp > 1 and not sequence)
     if model == "mixtral":
-        return not (vp == 3 or tp > 1 or in_parts)
+        return not (tp > 1 or (in_parts and candidate["ep"] > 1))
     if candidate["recompute"] == "none":
-        return False
-    return (pp > 1) != (candidate["recompute"] == "full") or (pp == 1 and not sequence)
-
-
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Trained], dict[str, Trained]]:
-    """What is trained in every run, and by rule what is to fail."""
-    folder = tmp_path_factory.mktemp("megatron")
-    legal = [case for case in cases(folder) if not is_further(*case)]
-    illegal = [refused_case(rule, folder) for rule in REFUSED]
-    found = train([*legal, *illegal], folder)
-    return found[: len(legal)], dict(zip(REFUSED, found[len(legal) :], strict=True))
+        return in_parts or (tp > 1 and not sequence) or (pp > 1 and vp < 3)
+    is_tried = candidate["recompute"] == ("full" if pp > 1 else "block_1")
+    return not is_tried or (pp == 1 and not sequence)
 
 
 @pytest.fixture(
     scope="module", params=["every run", pytest.param("further", marks=pytest.mark.thorough)]
 )
 def trained(request, tmp_path_factory):
-    if request.param == "every run":
-        legal: list[Trained] = request.getfixturevalue("asked")[0]
-        return legal
-    folder = tmp_path_factory.mktemp("further")
-    return train([c for c in cases(folder) if c[1].world == 1 or is_further(*c)], folder)
+    folder, further = tmp_path_factory.mktemp("megatron"), request.param == "further"
+    every = cases(folder)
+    return train([c for c in every if c[1].world == 1 or is_further(*c) == further], folder)
 
 
 def named(one: Trained) -> str:
@@ -254,15 +261,33 @@ def test_the_states_are_as_large_as_predicted(trained: list[Trained], part: str)
     assert not apart
 
 
-@pytest.mark.parametrize("rule", REFUSED)
-def test_what_a_rule_refuses_fails_in_megatron(asked, rule):
-    one = asked[1][rule]
+@pytest.fixture(scope="module")
+def refused(request, tmp_path_factory):
+    """By rule what is to fail, of the tests that were selected."""
+    folder = tmp_path_factory.mktemp("refused")
+    items = [item for item in request.session.items if item.module is request.module]
+    rules = [item.callspec.params["rule"] for item in items if "refuses" in item.originalname]
+    found = train([refused_case(rule, folder) for rule in rules], folder)
+    yield dict(zip(rules, found, strict=True))
+    NOTES.write(REFUSED)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, marks=[pytest.mark.thorough] * NOTES.has(rule, *asked_of(rule)))
+        for rule in REFUSED
+    ],
+)
+def test_what_a_rule_refuses_fails_in_megatron(refused, rule):
+    one = refused[rule]
     found = {violation.rule for violation in one.engine.judge(one.candidate)}
     assert rule in found
     if any(name.endswith(".release") for name in found):
         pytest.skip("this release lacks the knob")
     errors = [str(rank["error"]) for rank in one.ranks]
     assert any(REFUSED[rule][2] in error for error in errors), errors
+    NOTES.add(rule, *asked_of(rule))
 
 
 def test_a_layout_that_pads_its_vocabulary_says_so(tmp_path: Path) -> None:

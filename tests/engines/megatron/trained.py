@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,10 @@ from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
-from tests.captured import captured
+from tests.driven_ranks import REPOSITORY, ask_driver
 from tests.jobs import CPU
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-DRIVER = Path(__file__).with_name("reality_driver.py")
+DRIVER = "tests.engines.megatron.reality_driver"
 PRESETS = REPOSITORY / "autotune" / "job" / "presets"
 HERE = dataclasses.replace(CPU, megatron_core=version_of("megatron-core") or "")
 """CPU ranks with the release that trains: some lack a knob, or ask for more."""
@@ -119,7 +116,6 @@ def train(
     Raises:
         AssertionError: The driver failed.
     """
-    asked, answered = folder / "cases.json", folder / "answers.json"
     described = [
         {
             **case_of(engine, candidate, more[number] if more else {}),
@@ -127,23 +123,11 @@ def train(
         }
         for number, (engine, candidate) in enumerate(cases)
     ]
-    asked.write_text(json.dumps(described))
-    done = captured(
-        [sys.executable, str(DRIVER), str(asked), str(answered)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_path())},
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(answered.read_text())
+    answers = ask_driver("megatron", DRIVER, described, folder, timeout_s=1200, variables={})
     return [
         Trained(candidate=candidate, engine=engine, ranks=ranks)
         for (engine, candidate), ranks in zip(cases, answers, strict=True)
     ]
-
-
-def _path() -> list[str]:
-    """Folders of modules: those that were named, in which another release may lie, and ours."""
-    return [*filter(None, [os.environ.get("PYTHONPATH")]), str(REPOSITORY)]
 
 
 def case_of(

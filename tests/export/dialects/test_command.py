@@ -72,13 +72,7 @@ def test_an_attention_is_called_as_the_program_does(framework, command, expected
     assert training.command()[-len(words) :] == words
 
 
-@pytest.mark.parametrize(
-    ("text", "is_anew"),
-    [
-        ('{"zero_optimization": {\n  "stage": 2, // in May\n}}\n', False),
-        ("{zero_optimization: {stage: 2} // in May\n}\n", True),
-    ],
-)
+@pytest.mark.cases("text", "is_anew")
 def test_a_file_that_cannot_keep_its_comments_is_said_to_be_new(
     tmp_path: Path, text: str, is_anew: bool
 ) -> None:
@@ -215,14 +209,7 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
-@pytest.mark.parametrize(
-    ("described", "where"),
-    [
-        ({"parses_arguments": True, "is_given_words": False}, "the words that ./run.sh starts"),
-        ({"parses_arguments": False}, "TrainingArguments in your code"),
-    ],
-    ids=["a shell script", "code"],
-)
+@pytest.mark.cases("described", "where")
 def test_words_that_do_not_reach_the_script_are_none_of_a_launch_sh(tmp_path, described, where):
     handout = handed_out(tmp_path, "./run.sh", "trainer", **described)
     out = exported(handout, tmp_path, "command")

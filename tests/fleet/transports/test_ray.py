@@ -14,9 +14,10 @@ from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.options import NO_OPTIONS, FleetOptions
 from autotune.fleet.transports import ray
 from autotune.fleet.transports.ray import RayDriver, RayNodes, RayTransport
+from autotune.record.study import Study
 from tests.clusters.ray import RayCluster, needs_ray, ray_cluster
-from tests.searches import Search, check_all_measured
-from tests.trials import wait_until
+from tests.searches import Search
+from tests.trials import ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.xdist_group("fleets")
 """The cluster takes the machine's cores."""
@@ -49,8 +50,8 @@ def cluster() -> Iterator[RayCluster]:
 
 
 @contextlib.contextmanager
-def far_fleet(cluster: RayCluster, world: int) -> Iterator[tuple[GangFleet, RayDriver]]:
-    driver = RayDriver(cluster.address, NO_OPTIONS, say=print)
+def far_fleet(address: str, world: int) -> Iterator[tuple[GangFleet, RayDriver]]:
+    driver = RayDriver(address, NO_OPTIONS, say=print)
     try:
         fleet = GangFleet(RayTransport(driver, NO_OPTIONS), world=world)
         with contextlib.closing(fleet):
@@ -72,7 +73,7 @@ def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
         with pytest.raises(FleetError, match="2 x 1 CPUs within 3 s: in the cluster, 0 of 2 CPUs"):
             RayDriver(cluster.address, FleetOptions(wait="3s"), say=notes.append)
         assert "waiting for 2 x 1 CPUs" in notes[0]
-    with far_fleet(cluster, 2) as (fleet, driver):
+    with far_fleet(cluster.address, 2) as (fleet, driver):
         assert [(host.name, host.n_slots) for host in driver.hosts] == [("n0", 1), ("n1", 1)]
         assert fleet.capacity(2) == 1
     with pytest.raises(FleetError, match="1 x 5 CPUs"):
@@ -81,30 +82,32 @@ def test_slots_are_held_all_or_none_and_given_back(cluster: RayCluster) -> None:
 
 @pytest.mark.real
 @needs_ray
-def test_a_search_outlives_its_coordinator(cluster, tmp_path, monkeypatch):
+def test_what_a_killed_coordinator_ran_ends_and_its_nodes_run_another_trial(
+    cluster, tmp_path, monkeypatch
+):
+    """A search goes on with its record on this machine, and on Slurm."""
     search = Search(tmp_path)
     flags = ["--trials", "1", "--budget", "10s", "--no-diagnose", "--guard-steps", "0"]
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    first = search.start("--fleet", "ray", *flags)
+    first = search.start(*cluster.flags, *flags)
     wait_until(search.is_under_way, "a rank runs")
-    monkeypatch.delenv("RAY_ADDRESS")
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     wait_until(lambda: cluster.programs() == [], "what it ran ends with it")
 
-    code, _, stderr = search.run(*cluster.flags, *flags, "--compare", "best")
-    assert code == 0, stderr
-    trials = search.study.trials()
-    assert trials[0].result.outcome is Outcome.LOST
-    check_all_measured(search.study, trials[1:])
-    assert all(t.result.devices == ["n0:0", "n1:0"] for t in trials[1:])
+    study, sound = Study(tmp_path, "another"), spec()
+    study.lock()
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with far_fleet("", 2) as (fleet, _):
+        result = fleet.submit(sound, study.write_spec(sound, files(ds_config()))).wait()
+    assert result.outcome is Outcome.OK, result.evidence
+    assert result.devices == ["n0:0", "n1:0"]
     wait_until(lambda: cluster.actors() == [], "an actor is left")
 
 
 @needs_ray
 def test_a_lost_node_and_a_lost_head_end_their_lines(cluster, monkeypatch):
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
-    with far_fleet(cluster, 1) as (_, driver):
+    with far_fleet(cluster.address, 1) as (_, driver):
         lines = [driver.open(name, ["sh", "-c", "echo up; cat"]) for name in ("n0", "n1")]
         for line in lines:
             wait_until(lambda line=line: line.receive(), "it is up")

@@ -264,21 +264,7 @@ def test_a_node_whose_slurmd_is_killed_is_lost_and_others_take_its_trial(cluster
 @pytest.mark.thorough
 @pytest.mark.real
 @needs_slurm
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("scontrol requeue {job}", "was requeued: it waits for nodes again"),
-        (
-            "sbatch --parsable -p high -N3 --output=/dev/null --wrap=true",
-            "has ended (PREEMPTED): a job that comes first took its nodes",
-        ),
-        (
-            "scontrol update nodename=n0 state=down reason=test",
-            "has ended (NODE_FAIL): a node failed, and with it the job, which was asked for "
-            "without --no-kill",
-        ),
-    ],
-)
+@pytest.mark.cases("command", "words")
 def test_the_end_of_an_allocation_is_told_as_such(cluster, allocate, study, command, words):
     """That one is cancelled is asked below, under a search."""
     job = allocate("-N2", "--requeue" if "requeue" in command else "--no-requeue")

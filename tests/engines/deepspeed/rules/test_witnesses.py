@@ -1,14 +1,10 @@
 """Every witness does what it says with the installed DeepSpeed, and its repaired form trains.
 
-`tests/golden/witnesses.json` notes those that did, with the releases and the code that asked them.
-Of those that are not noted as they are, and of those in which code of ours runs, every run asks
-one of each rule and consequence; of what raises, without its repaired form: `test_rules.py` judges
-that form and the others. With AUTOTUNE_WRITE_GOLDEN=1 those that pass are noted.
+`tests/golden/witnesses.json` notes those that did (`tests/noted.py`). Of those that are not noted
+as they are, every run asks one of each rule and consequence; of what raises, without its repaired
+form: `test_rules.py` judges that form and the others.
 """
 
-import hashlib
-import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +18,9 @@ from autotune.doctor.findings import has_libaio
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.witnesses import Case, Witness
 from autotune.engines.releases import release_of
-from tests import snapshots
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of, witnesses
 from tests.engines.deepspeed.rules.witness_runs import DRIVER, key_of, run_cases, swaps
+from tests.noted import Notes, texts
 
 pytestmark = pytest.mark.real
 
@@ -86,22 +82,20 @@ def reason_to_skip(witness: Witness) -> str:
     return ""
 
 
-NOTED_FILE = snapshots.GOLDEN / "witnesses.json"
-NOTED: dict[str, str] = json.loads(NOTED_FILE.read_text(encoding="utf-8"))
-"""Name of a witness that did what it says -> what it was then, see `digest_of`."""
+NOTES = Notes("witnesses.json", "deepspeed", "torch", "transformers")
 OF_OUR_CODE = (
     *("pp", "recompute", "attention", "loss_chunk_tokens", "mlp_chunk_tokens"),
     *("offload_activations", "sp_by_script"),
 )
 """Fields of a case by which code of ours trains it, and not DeepSpeed alone."""
+OUR_CODE = ("scripts/train.py", "scripts/transformer.py", "readback.py", "transformer_shape.py")
 
 
-def digest_of(witness: Witness) -> str:
-    """Changes with releases, with what asks it, with both cases and with what is expected."""
-    keys = [key_of(case) for case in (witness.broken, witness.repaired)]
-    releases = map(version, ("deepspeed", "torch", "transformers"))
-    told = [*releases, DRIVER.read_text(encoding="utf-8"), repr(witness), *keys]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+def asked_by(witness: Witness) -> list[str]:
+    """What its answer follows from: what asks it, both cases, and what is expected."""
+    cases = (witness.broken, witness.repaired)
+    ours = texts(*OUR_CODE) if any(runs_our_code(case) for case in cases) else []
+    return [*texts(DRIVER), repr(witness), *map(key_of, cases), *ours]
 
 
 def runs_our_code(case: Case) -> bool:
@@ -116,9 +110,7 @@ def further() -> set[str]:
         (witness,), rule = param.values, str(param.id).rpartition("-")[0]
         if reason_to_skip(witness):
             continue
-        is_ours = any(runs_our_code(case) for case in (witness.broken, witness.repaired))
-        is_noted = NOTED.get(param.id) == digest_of(witness) and not is_ours
-        if is_noted or (rule, witness.consequence) in shown:
+        if NOTES.has(param.id, *asked_by(witness)) or (rule, witness.consequence) in shown:
             found.add(param.id)
         else:
             shown.add((rule, witness.consequence))
@@ -150,18 +142,14 @@ def answers(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def noted():
     """Where tests put the witnesses that did what they say, by their names."""
-    found: dict[str, str] = {}
-    yield found
-    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
-        known = {param.id for param in WITNESSES}
-        kept = {name: told for name, told in {**NOTED, **found}.items() if name in known}
-        NOTED_FILE.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    yield NOTES
+    NOTES.write({param.id for param in WITNESSES})
 
 
 @pytest.mark.parametrize("witness", MARKED)
 def test_the_engine_does_what_the_witness_says(witness, answers, noted, request):
     check_witness(witness, answers)
-    noted[request.node.callspec.id] = digest_of(witness)
+    noted.add(request.node.callspec.id, *asked_by(witness))
 
 
 def check_witness(witness, answers):
