@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,14 @@ def _leave_out(path: Any) -> bool:
 
 
 def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
-    """Save into a file or folder, and note which files go with the trial."""
+    """Save, move or copy into a file or folder, and note which files go with the trial."""
     others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
     try:
         return save(*args, **kwargs)
     finally:
-        _note(file for file in _files_in(path) if file not in others)
+        new = {file: _identity(file) for file in _files_in(path) if file not in others}
+        _prepared.update(new)
+        _note(new)
 
 
 def _has_room(path: Any, values: Any) -> bool:
@@ -115,7 +117,7 @@ def _keep_client_state(save: Function, engine: Any, *args: Any, **kwargs: Any) -
     given = inspect.signature(save).bind(engine, *args, **kwargs).arguments
     folder, tag = given["save_dir"], str(given.get("tag") or f"global_step{engine.global_steps}")
     for key in (tag, "None"):
-        state = os.path.join(folder, tag), given.get("client_state") or {}
+        state = os.path.join(folder, tag), dict(given.get("client_state") or {})
         _client_states[os.path.abspath(folder), key] = state
     return _leave_out(folder)
 
@@ -127,7 +129,7 @@ def _load_client_state(
     import torch
 
     if kept := _client_states.get((os.path.abspath(load_dir), str(tag))):
-        return kept[0], dict(kept[1])
+        return kept
     latest = Path(load_dir, "latest")
     if tag is None and latest.is_file():
         tag = latest.read_text(encoding="utf-8").strip()
@@ -235,7 +237,7 @@ def _make_folder(make: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         return
     make(path, *args, **kwargs)
     if is_path:
-        _write_down({name: None})
+        _note({name: None})
 
 
 def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
@@ -257,14 +259,10 @@ def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
         if target:
             _unsaved[target] = _identity(target)
         return target
-    moved = [file for file in _prepared if name and f"{file}/".startswith(f"{name}/")]
-    is_new = not target or not os.path.lexists(target)
-    if moved and target and _has_older(target, _began_s):
-        return target
-    done = call(*args, **kwargs)
-    if target and is_new:
-        _note(target + file.removeprefix(name) for file in moved)
-    return done
+    moved = any(name and f"{file}/".startswith(f"{name}/") for file in _prepared)
+    if not (target and moved):
+        return call(*args, **kwargs)
+    return target if _has_older(target, _began_s) else _prepare(target, call, *args, **kwargs)
 
 
 def _is_unsaved(name: str) -> bool:
@@ -291,16 +289,10 @@ def unsaved_in(error: BaseException) -> str:
     return next((path for path in paths if _is_unsaved(path) and not os.path.lexists(path)), "")
 
 
-def _note(files: Iterable[str]) -> None:
-    """Note files that go with the trial."""
-    new = {file: _identity(file) for file in files}
-    _prepared.update(new)
-    _write_down(new)
-
-
-def _write_down(noted: Mapping[str, _Identity]) -> None:
+def _note(traces: Mapping[str, _Identity]) -> None:
+    """Note files and folders that go with the trial."""
     with contextlib.suppress(OSError), open(_journal, "a", encoding="utf-8") as journal:
-        journal.writelines(f"{json.dumps(entry)}\n" for entry in noted.items())
+        journal.writelines(f"{json.dumps(entry)}\n" for entry in traces.items())
 
 
 def remove_traces(trial: Path) -> None:

@@ -88,8 +88,8 @@ def test_what_is_small_may_be_read_later_on_as_well(
     monkeypatch.setattr(quiet, "KEPT_BYTES", 12_000)
     last, best, other = tmp_path / "out" / "last.pt", tmp_path / "best.pt", tmp_path / "other.pt"
     os.makedirs(last.parent)
-    for step in (1, 2):
-        saving.save({"model": [torch.full((1000,), step)], "step": step}, last)
+    for n_values, step in ((10, 0), (1000, 1), (1000, 2)):
+        saving.save({"model": [torch.full((n_values,), step)], "step": step}, last)
         shutil.copy(last, best)
     assert torch.load(best)["step"] == 1, "there is room for one"
     saving.save(torch.ones(1), other)
