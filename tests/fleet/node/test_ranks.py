@@ -222,7 +222,7 @@ def test_temporary_files_of_a_trial_end_with_it(tmp_path, monkeypatch) -> None:
     part.write_text(json.dumps([str(saved), quiet._identity(saved)]) + '\n["/half', "utf-8")
     machine.process.code = 0
     assert machine.ranks.advance()
-    assert not (temporary.exists() or saved.exists() or part.exists())
+    assert not [path for path in (temporary, saved, part) if path.exists()]
 
 
 def test_a_folder_of_a_compiler_that_the_user_names_is_kept(tmp_path, monkeypatch) -> None:
