@@ -18,7 +18,6 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.base.nested import MISSING, differences, leaves, look_up
 from autotune.base.templates import canonical_json
-from autotune.base.units import format_bytes
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
@@ -410,17 +409,6 @@ class ScriptEngine(DeepSpeedEngine):
             is_print = key == "steps_per_print" and self._script.framework != "deepspeed"
             if value not in ("auto", arrived) and value != {} and not is_print:
                 found.append(f"{key}: your file says {_json(value)}, and {_json(arrived)} arrived")
-        plan = self.plans([self.unchanged], needs_shape=False)
-        n_elements = float(np.max(plan.copies_grads * plan.reduce_bucket_elements))
-        bucket_bytes = n_elements * float(np.max(plan.reduce_bytes * (1 + plan.overlap_reduce)))
-        enough = self.unchanged.get(_BUCKET, n_elements)
-        if enough < n_elements and 2 * bucket_bytes > (
-            self._script.measured.peak_memory_bytes or 0
-        ):
-            found.append(
-                f"{format_bytes(bucket_bytes)} of the peak is for {_BUCKET} ({n_elements:,.0f} "
-                f"elements): {enough:,} hold all gradients"
-            )
         if (why := self._reach.left_out.get("micro_batch")) is not None:
             found.append(f"no trial changes micro_batch: {why}")
         beyond = share_beyond_median(self._script.measured.step_times_s)

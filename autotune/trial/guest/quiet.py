@@ -299,24 +299,19 @@ def remove_traces(trial: Path) -> None:
     """Remove what a trial's ranks saved, and the folders made for what was not written.
 
     A file that the script has written since, and a folder with one, stay.
-
-    Raises:
-        OSError: What they have noted cannot be read.
     """
-    folders = set[str]()
+    noted: list[tuple[str, list[int] | None]] = []
     for journal in (trial / RANKS_DIR).glob(f"*{Path(JOURNAL_FILE).suffix}"):
-        # A rank may have been killed while it wrote.
-        for line in journal.read_text(encoding="utf-8").rpartition("\n")[0].splitlines():
-            path, identity = json.loads(line)
-            if identity is None:
-                folders.add(path)
-            elif tuple(identity) == _identity(path):
-                with contextlib.suppress(OSError):
-                    os.remove(path)
+        whole, _, _ = journal.read_text(encoding="utf-8").rpartition("\n")  # a rank may be killed
+        noted += map(json.loads, whole.splitlines())
         journal.unlink()
-    for path in sorted(folders, reverse=True):  # what is within comes first
+    noted.sort(key=lambda one: one[0])
+    for path, identity in reversed(noted):  # what is within comes first
         with contextlib.suppress(OSError):
-            os.rmdir(path)
+            if identity is None:
+                os.rmdir(path)
+            elif tuple(identity) == _identity(path):
+                os.remove(path)
 
 
 def _track_nothing(init: Function, *args: Any, **kwargs: Any) -> Any:
