@@ -8,6 +8,7 @@ their code writes with `open` itself is theirs, and is written.
 import contextlib
 import inspect
 import json
+import math
 import os
 import re
 import shutil
@@ -71,7 +72,7 @@ def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("push_to_hub", None)
     if not given:
         return True
-    if not _has_older(given[0], _began_s) and (_prepares or _has_room(given[0], [args, kwargs])):
+    if not _has_older(given[0], _began_s) and _has_room(given[0], [args, kwargs]):
         return _prepare(given[0], save, *args, **kwargs)
     return _leave_out(given[0])
 
@@ -97,7 +98,7 @@ def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
 def _has_room(path: Any, values: Any) -> bool:
     """Whether values fit among the files that a trial keeps, in the place of what is there."""
     kept = map(_identity, _prepared.keys() - set(_files_in(path)))
-    return sum(one[1] for one in kept if one) + _bytes_of(values) <= KEPT_BYTES
+    return sum(one[1] for one in kept if one) + _bytes_of(values) <= _most_bytes
 
 
 def _bytes_of(value: Any) -> int:
@@ -163,12 +164,11 @@ _client_states: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
 """What the script has saved beside checkpoints of its engine, by folder and tag; tag `None`: the
 latest one. Each with the checkpoint's path."""
 KEPT_BYTES = 2**28
-"""Most that is kept of what a rank saves once it has an engine."""
+"""Most that is kept of what a rank saves once it has an engine: it may be a large checkpoint."""
+_most_bytes: float = KEPT_BYTES
 
 _began_s = 0.0
 """When the trial began."""
-_prepares = False
-"""True until the script has an engine: what it saves then is a checkpoint."""
 _journal = Path(os.devnull)
 """File with what goes with the trial: who ends its ranks removes it, however they ended."""
 JOURNAL_FILE = "{rank:02d}.saved"
@@ -183,8 +183,8 @@ def watch_files(began_s: float, journal: Path) -> None:
     A folder with files from before the trial, which began at `began_s`, stays: it may hold
     checkpoints, in whose place none is saved.
     """
-    global _began_s, _prepares, _journal
-    _began_s, _prepares, _journal = began_s, True, journal
+    global _began_s, _most_bytes, _journal
+    _began_s, _most_bytes, _journal = began_s, math.inf, journal
 
     def remove_folder(remove: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         name = os.path.abspath(os.fspath(path)) if isinstance(path, str | os.PathLike) else ""
@@ -203,8 +203,8 @@ def watch_files(began_s: float, journal: Path) -> None:
 
 def end_preparing() -> None:
     """An engine is made: what is saved from here on is a checkpoint."""
-    global _prepares
-    _prepares = False
+    global _most_bytes
+    _most_bytes = KEPT_BYTES
 
 
 def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:

@@ -40,7 +40,7 @@ def files(monkeypatch: pytest.MonkeyPatch, trial: Path) -> None:
     for name in ("rmtree", "move", "copyfile", "copy", "copy2", "copytree"):
         monkeypatch.setattr(shutil, name, getattr(shutil, name))
     monkeypatch.setattr(quiet, "_spared", set())
-    for name in ("_began_s", "_prepares", "_journal"):
+    for name in ("_began_s", "_most_bytes", "_journal"):
         monkeypatch.setattr(quiet, name, getattr(quiet, name))
     watch(trial, 0.0)
     quiet.end_preparing()
@@ -85,7 +85,7 @@ def test_what_is_small_may_be_read_later_on_as_well(
     saving: Any, tmp_path: Path, trial: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a script that goes back to its best weights, which it copies from its last ones."""
-    monkeypatch.setattr(quiet, "KEPT_BYTES", 12_000)
+    monkeypatch.setattr(quiet, "_most_bytes", 12_000)
     last, best, other = tmp_path / "out" / "last.pt", tmp_path / "best.pt", tmp_path / "other.pt"
     os.makedirs(last.parent)
     for n_values, step in ((10, 0), (1000, 1), (1000, 2)):
