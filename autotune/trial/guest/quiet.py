@@ -105,8 +105,8 @@ def _bytes_of(value: Any) -> int:
     """Bytes of all tensors in a value, with those that ZeRO has split over the ranks."""
     if hasattr(value, "element_size"):
         return int(getattr(value, "ds_numel", value.numel()) * value.element_size())
-    if hasattr(value, "named_parameters"):  # a model
-        value = list(value.parameters())
+    if hasattr(value, "named_parameters"):  # a model, of which PEFT saves what is trained
+        value = [one for one in value.parameters() if one.requires_grad]
     elif not isinstance(value, Mapping | list | tuple):  # as Trainer, which has one
         held = getattr(value, "__dict__", {}).values()
         value = [one for one in held if hasattr(one, "named_parameters")]

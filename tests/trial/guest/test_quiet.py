@@ -106,6 +106,7 @@ def test_what_is_small_may_be_read_later_on_as_well(
 def test_bytes_are_those_of_all_tensors_and_of_the_model_within() -> None:
     split = torch.nn.Linear(2, 2)
     vars(split.weight)["ds_numel"] = 64  # as ZeRO notes how large it is on all ranks
+    split.add_module("frozen", torch.nn.Linear(9, 9).requires_grad_(False))
     for held in (split, SimpleNamespace(model=split, name="Trainer"), {"all": [split]}):
         assert quiet._bytes_of(held) == (64 + 2) * 4
     assert quiet._bytes_of(["", 7, None]) == 0
