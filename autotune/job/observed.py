@@ -414,7 +414,8 @@ class Observed(Stored):
         is_argument = self.description.get("optimizer_by_arguments")
         brought = "argument optim" if is_argument else "the script's code"
         found["optimizer"] = by_file("optimizer.type") if "optimizer" in self.config else brought
-        return found
+        named = found.keys() & self.placeholders.keys()
+        return {**found, **{name: f"your command, {{{name}}}" for name in named}}
 
     def digest(self) -> str:
         is_known = self.source_digests.keys() == set(self.sources)

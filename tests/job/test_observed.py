@@ -69,6 +69,8 @@ def test_what_follows_from_the_global_batch_comes_from_there() -> None:
     assert observed(asks).origins["grad_accum"] == "DeepSpeed's default"
     own = {**asks, "asks_micro_batch": False}
     assert observed(own).origins["micro_batch"] == "the script's own batches"
+    by_word = observed(own, command=["train.py", "--bs", "{micro_batch=4}"])
+    assert by_word.origins["micro_batch"] == "your command, {micro_batch}"
     assert observed(RAW).origins["grad_accum"] == "DeepSpeed's default"
 
 

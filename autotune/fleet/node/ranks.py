@@ -49,6 +49,7 @@ from autotune.fleet.node.processes import (
 from autotune.fleet.node.telemetry import Telemetry
 from autotune.fleet.node.warm import WarmProcess, WarmTemplates
 from autotune.fleet.reports import exit_codes, measured_span_s, read_reports
+from autotune.trial.guest.quiet import remove_traces
 
 STACKS_WAIT_S = 1.0
 """Time for ranks to write their stacks before a hung trial is killed."""
@@ -200,6 +201,8 @@ class LocalRanks:
         self._stage = _EndStage.ENDED
         self._seen["log_bytes_left_out"] = sum(map(shorten_log, self._log_paths()))
         shutil.rmtree(self._temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_traces(self.folder)
         if self._lease is not None:
             self._lease.release()
             self._lease = None

@@ -1,19 +1,23 @@
 """A trial leaves the user's run without traces: nothing is uploaded or tracked.
 
-Checkpoints are not saved. What a script prepares before its engine is made is saved where nothing
-was, and goes with the trial. What their code writes with `open` itself is theirs, and is written.
+A script may read again what it saves. What it saves before its engine is made, and small files
+later on, are saved where nothing was, and go with the trial; other checkpoints are not saved. What
+their code writes with `open` itself is theirs, and is written.
 """
 
 import contextlib
 import inspect
 import json
+import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.contract import RANKS_DIR
 from autotune.trial.guest.hooks import Function, Hook, Wrapper, around
 
 _TABLES = json.loads(Path(__file__).with_name("quiet.json").read_text(encoding="utf-8"))
@@ -40,6 +44,7 @@ def hooks() -> list[Hook]:
             for name in names
         ),
         *(("deepspeed.monitor.monitor", name, _pass_by) for name in _MONITORS),
+        ("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint", _keep_client_state),
         ("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", _load_client_state),
         *HYDRA,
         ("transformers.trainer", "Trainer.train", _train_anew),
@@ -62,25 +67,60 @@ def _nothing(*_: Any, **__: Any) -> bool:
 
 
 def _save(save: Function, *args: Any, **kwargs: Any) -> Any:
-    """Save nothing but what a script prepares, which it may read again."""
+    """Save nothing but what a script prepares and what is small, which it may read again."""
     given = [one for one in (*args, *kwargs.values()) if isinstance(one, str | os.PathLike)]
     kwargs.pop("push_to_hub", None)
-    if given and _is_preparing(given[0]):
+    if not given:
+        return True
+    if not _has_older(given[0], _began_s) and _has_room(given[0], [args, kwargs]):
         return _prepare(given[0], save, *args, **kwargs)
-    if given:
-        name = f"{os.path.abspath(given[0])}{os.sep * os.path.isdir(given[0])}"
-        _unsaved[name] = _identity(name)
+    return _leave_out(given[0])
+
+
+def _leave_out(path: Any) -> bool:
+    """Take a file or folder for saved, as the script does."""
+    name = f"{os.path.abspath(path)}{os.sep * os.path.isdir(path)}"
+    _unsaved[name] = _identity(name)
     return True
 
 
 def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
-    """Save into a file or folder, and note which files the trial has to remove."""
+    """Save, move or copy into a file or folder, and note which files go with the trial."""
     others = {file for file in _files_in(path) if _prepared.get(file) != _identity(file)}
     try:
         return save(*args, **kwargs)
     finally:
-        new = (file for file in _files_in(path) if file not in others)
-        _prepared.update((file, _identity(file)) for file in new)
+        new = {file: _identity(file) for file in _files_in(path) if file not in others}
+        _prepared.update(new)
+        _note(new)
+
+
+def _has_room(path: Any, values: Any) -> bool:
+    """Whether values fit among the files that a trial keeps, in the place of what is there."""
+    kept = map(_identity, _prepared.keys() - set(_files_in(path)))
+    return sum(one[1] for one in kept if one) + _bytes_of(values) <= _most_bytes
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of all tensors in a value, with those that ZeRO has split over the ranks."""
+    if hasattr(value, "element_size"):
+        return int(getattr(value, "ds_numel", value.numel()) * value.element_size())
+    if hasattr(value, "named_parameters"):  # a model, of which PEFT saves what is trained
+        value = [one for one in value.parameters() if one.requires_grad]
+    elif not isinstance(value, Mapping | list | tuple):  # as Trainer, which has one
+        held = getattr(value, "__dict__", {}).values()
+        value = [one for one in held if hasattr(one, "named_parameters")]
+    return sum(map(_bytes_of, value.values() if isinstance(value, Mapping) else value))
+
+
+def _keep_client_state(save: Function, engine: Any, *args: Any, **kwargs: Any) -> bool:
+    """Keep what the script saves beside a checkpoint, and no weights: none are loaded."""
+    given = inspect.signature(save).bind(engine, *args, **kwargs).arguments
+    folder, tag = given["save_dir"], str(given.get("tag") or f"global_step{engine.global_steps}")
+    for key in (tag, "None"):
+        state = os.path.join(folder, tag), dict(given.get("client_state") or {})
+        _client_states[os.path.abspath(folder), key] = state
+    return _leave_out(folder)
 
 
 def _load_client_state(
@@ -89,6 +129,8 @@ def _load_client_state(
     """Read what the script saved beside a checkpoint: that of another ZeRO stage is refused."""
     import torch
 
+    if kept := _client_states.get((os.path.abspath(load_dir), str(tag))):
+        return kept
     latest = Path(load_dir, "latest")
     if tag is None and latest.is_file():
         tag = latest.read_text(encoding="utf-8").strip()
@@ -100,11 +142,6 @@ def _load_client_state(
     return str(file), {name: saved[name] for name in saved if name not in ("module", "optimizer")}
 
 
-def _is_preparing(path: Any) -> bool:
-    """Whether there is no engine yet, and nothing of an earlier run at a path."""
-    return _prepares_since_s is not None and not _has_older(path, _prepares_since_s)
-
-
 def _pass_by(*_: Any, **__: Any) -> None:
     """Do and make nothing: early stopping insists on evaluations, monitors on packages."""
 
@@ -112,7 +149,7 @@ def _pass_by(*_: Any, **__: Any) -> None:
 def _save_in_memory(save: Function, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
     """Objects still go into buffers, as ranks send them to one another; see `_save` for files."""
     if isinstance(f, str | os.PathLike):
-        _save(lambda file: save(obj, file, *args, **kwargs), f)
+        _save(lambda file, obj: save(obj, file, *args, **kwargs), f, obj)
     else:
         save(obj, f, *args, **kwargs)
 
@@ -123,25 +160,31 @@ _unsaved: dict[str, _Identity] = {}
 copy or remove them. Folders that it saves into end with a slash."""
 _prepared: dict[str, _Identity] = {}
 """Files that were saved where nothing was, as they were then."""
-_made: list[str] = []
-"""Folders that it has made."""
+_client_states: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+"""What the script has saved beside checkpoints of its engine, by folder and tag; tag `None`: the
+latest one. Each with the checkpoint's path."""
+KEPT_BYTES = 2**28
+"""Most that is kept of what a rank saves once it has an engine: it may be a large checkpoint."""
+_most_bytes: float = KEPT_BYTES
 
 _began_s = 0.0
 """When the trial began."""
-_prepares_since_s: float | None = None
-"""The same; None once the script has an engine: what it saves then is a checkpoint."""
+_journal = Path(os.devnull)
+"""File with what goes with the trial: who ends its ranks removes it, however they ended."""
+JOURNAL_FILE = "{rank:02d}.saved"
+"""It, below `RANKS_DIR`: a line of JSON for each file, with its identity, or folder."""
 _spared: set[str] = set()
 """Folders that it has removed, as it believes."""
 
 
-def watch_files(began_s: float) -> None:
-    """Let a script go on after files that were not saved, and keep the folders that it makes.
+def watch_files(began_s: float, journal: Path) -> None:
+    """Let a script go on after files that were not saved, and note what goes with the trial.
 
     A folder with files from before the trial, which began at `began_s`, stays: it may hold
     checkpoints, in whose place none is saved.
     """
-    global _began_s, _prepares_since_s
-    _began_s = _prepares_since_s = began_s
+    global _began_s, _most_bytes, _journal
+    _began_s, _most_bytes, _journal = began_s, math.inf, journal
 
     def remove_folder(remove: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         name = os.path.abspath(os.fspath(path)) if isinstance(path, str | os.PathLike) else ""
@@ -160,8 +203,8 @@ def watch_files(began_s: float) -> None:
 
 def end_preparing() -> None:
     """An engine is made: what is saved from here on is a checkpoint."""
-    global _prepares_since_s
-    _prepares_since_s = None
+    global _most_bytes
+    _most_bytes = KEPT_BYTES
 
 
 def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:
@@ -194,7 +237,7 @@ def _make_folder(make: Function, path: Any, *args: Any, **kwargs: Any) -> None:
         return
     make(path, *args, **kwargs)
     if is_path:
-        _made.append(name)
+        _note({name: None})
 
 
 def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
@@ -216,14 +259,10 @@ def _spare(call: Function, *args: Any, **kwargs: Any) -> Any:
         if target:
             _unsaved[target] = _identity(target)
         return target
-    moved = [file for file in _prepared if name and f"{file}/".startswith(f"{name}/")]
-    is_new = not target or not os.path.lexists(target)
-    if moved and target and _has_older(target, _began_s):
-        return target
-    done = call(*args, **kwargs)
-    if target and is_new:
-        _prepared.update((target + file.removeprefix(name), _prepared[file]) for file in moved)
-    return done
+    moved = any(name and f"{file}/".startswith(f"{name}/") for file in _prepared)
+    if not (target and moved):
+        return call(*args, **kwargs)
+    return target if _has_older(target, _began_s) else _prepare(target, call, *args, **kwargs)
 
 
 def _is_unsaved(name: str) -> bool:
@@ -243,15 +282,36 @@ def _is_passed_by(target: str) -> bool:
     return True
 
 
-def remove_traces() -> None:
-    """Remove what the script prepared, and the folders made for what was not written."""
-    for file, identity in _prepared.items():
-        if identity == _identity(file):  # the script has not written it since
-            with contextlib.suppress(OSError):
-                os.remove(file)
-    for path in reversed(_made):
+def unsaved_in(error: BaseException) -> str:
+    """The path in an error of what the script takes for saved and is not there; empty: none."""
+    words = re.split(r"[\s'\"`,:]+", str(error)) if isinstance(error, OSError | ValueError) else ()
+    paths = (os.path.abspath(word) for word in words if os.sep in word or "." in word)
+    return next((path for path in paths if _is_unsaved(path) and not os.path.lexists(path)), "")
+
+
+def _note(traces: Mapping[str, _Identity]) -> None:
+    """Note files and folders that go with the trial."""
+    with contextlib.suppress(OSError), open(_journal, "a", encoding="utf-8") as journal:
+        journal.writelines(f"{json.dumps(entry)}\n" for entry in traces.items())
+
+
+def remove_traces(trial: Path) -> None:
+    """Remove what a trial's ranks saved, and the folders made for what was not written.
+
+    A file that the script has written since, and a folder with one, stay.
+    """
+    noted: list[tuple[str, list[int] | None]] = []
+    for journal in (trial / RANKS_DIR).glob(f"*{Path(JOURNAL_FILE).suffix}"):
+        whole, _, _ = journal.read_text(encoding="utf-8").rpartition("\n")  # a rank may be killed
+        noted += map(json.loads, whole.splitlines())
+        journal.unlink()
+    noted.sort(key=lambda one: one[0])
+    for path, identity in reversed(noted):  # what is within comes first
         with contextlib.suppress(OSError):
-            os.rmdir(path)
+            if identity is None:
+                os.rmdir(path)
+            elif tuple(identity) == _identity(path):
+                os.remove(path)
 
 
 def _track_nothing(init: Function, *args: Any, **kwargs: Any) -> Any:

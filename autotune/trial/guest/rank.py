@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autotune.contract import SPEC_FILE, Outcome, Phase
+from autotune.contract import RANKS_DIR, SPEC_FILE, Outcome, Phase
 from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.faults import outcome_of
 from autotune.trial.guest import frameworks, quiet
@@ -104,7 +104,8 @@ class Guest(Rank):
         guest.reporter.enter(Phase.IMPORT)
         atexit.register(guest.on_exit)
         sys.excepthook = functools.partial(guest.on_error, sys.excepthook)
-        quiet.watch_files((folder / SPEC_FILE).stat().st_ctime)
+        journal = folder / RANKS_DIR / quiet.JOURNAL_FILE.format(rank=number)
+        quiet.watch_files((folder / SPEC_FILE).stat().st_ctime, journal)
         sys.exit = around(sys.exit, guest._note_exit)
         os._exit = around(os._exit, guest._end)
         call_after_imports(guest.hooks())
@@ -392,6 +393,9 @@ class Guest(Rank):
         is_oom = outcome_of(error, self.reporter.report.phase) is Outcome.OOM
         if error is not self._last_error and not is_oom:
             self.on_exit(goes_on=True)  # of what follows the training
+        if unsaved := quiet.unsaved_in(error):
+            why = f"the script reads {unsaved}, and a trial saves no large checkpoints: {error}"
+            self.record(ScriptEndedError(why), Outcome.INVALID)
         self.record(error)
 
     def _note_exit(self, leave: Callable[..., NoReturn], code: Any = None, /) -> NoReturn:
@@ -476,7 +480,6 @@ class Guest(Rank):
     def _close(self) -> None:
         super()._close()
         _remove_segment()
-        quiet.remove_traces()
 
 
 def _remove_segment() -> None:

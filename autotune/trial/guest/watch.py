@@ -16,15 +16,16 @@ from autotune.trial.stopwatch import Stopwatch
 _TOGETHER_S = 0.25
 """Seconds of steps that are agreed on at once; decisions come as much later."""
 _ALONE = 12
-"""Measured steps that are agreed on one by one first: a script may end soon."""
+"""Measured steps that are agreed on one by one first, with a wait: a script may end soon."""
 
 
 class GuestStopwatch(Stopwatch):
     """Times an engine of a user's script.
 
-    Short steps are agreed on several at once. What is done between two steps is no part of them,
-    and workers load the next samples meanwhile: done at every step, it would hide a part of the
-    time for which a script waits for its data.
+    Ranks agree on most steps while they make the next, on short ones several at once. What is done
+    between two steps is no part of them, and workers load the next samples meanwhile: to wait
+    there for the other ranks would hide a part of the time of a step, and of that for which a
+    script waits for its data.
     """
 
     def __init__(self, guest: Any, engine: Any, passes: torch.nn.Module) -> None:
@@ -41,7 +42,8 @@ class GuestStopwatch(Stopwatch):
         """Losses that the engine's forward passes gave back."""
         self._held: list[tuple[tuple[float, float, float], tuple[int, int, int]]] = []
         """Steps that are not agreed on yet: what this rank has seen of each, and its counts."""
-        self._n_at_once = 1
+        self._asked: tuple[torch.Tensor, Any, list[Any]] | None = None
+        """Facts of steps that the ranks share at present, the call that does, and those steps."""
         passes.register_forward_hook(self._note_output)
 
     @property
@@ -51,6 +53,7 @@ class GuestStopwatch(Stopwatch):
     def cut_short(self) -> NoReturn:
         """The script is done, and enough steps were measured: that is the figure."""
         self._held.clear()  # another rank may have ended before
+        self._asked = None
         try:
             if not self._has_enough:
                 self._end_measuring()
@@ -72,34 +75,44 @@ class GuestStopwatch(Stopwatch):
         if not self._micro_losses:
             self._micro_losses.extend(self._outputs)
         self._outputs.clear()
-        if not self._held:
-            self._n_at_once = self._steps_at_once()
-        if self._n_at_once == 1:
+        is_measured = self._report.phase is Phase.MEASURED
+        if self._is_loss_scaled or not is_measured or len(self._report.step_times_s) < _ALONE:
             super()._step()
             return
-        self._held.append((self._seen(), self.intake.counted()))
-        if len(self._held) >= self._n_at_once:
+        step = self._seen(), self.intake.counted()
+        if self._asked is not None:
             self._settle()
+        if not self._has_enough:
+            self._held.append(step)
+            if len(self._held) >= self._steps_at_once():
+                self._ask()
         self._restart()
 
     def _steps_at_once(self) -> int:
         """How many of the next steps are agreed on together; all ranks find the same."""
         times_s = self._report.step_times_s
-        is_measured = self._report.phase is Phase.MEASURED
-        if not is_measured or self._is_loss_scaled or len(times_s) < _ALONE:
-            return 1
         fitting = int(_TOGETHER_S / statistics.median(times_s[-_ALONE:]))
         return max(1, min(fitting, len(times_s) // 4))
 
-    def _settle(self) -> None:
-        # Within a step ranks wait for one another: over several each takes as long, and the
-        # slowest of each step would add up what that one makes up for in the next.
+    def _ask(self) -> None:
+        """Begin to share the steps held among the ranks, which go on meanwhile."""
         held, self._held = self._held, []
         seen = [of_rank for of_rank, _ in held]
         facts = torch.tensor(seen, dtype=torch.float64, device=self._live.device)
-        torch.distributed.all_reduce(facts)
+        # NCCL's call returns at once in any case.
+        sharing = torch.distributed.all_reduce(facts, async_op=not facts.is_cuda)
+        self._asked = facts, sharing, held
+
+    def _settle(self) -> None:
+        """Go on by the steps that all ranks have shared by the end of this one."""
+        assert self._asked is not None
+        (facts, sharing, held), self._asked = self._asked, None
+        if sharing is not None:
+            sharing.wait()
+        # Within a step ranks wait for one another: over several each takes as long, and the
+        # slowest of each step would add up what that one makes up for in the next.
         facts[:, 0] /= torch.distributed.get_world_size()
-        n_later = len(held)
+        n_later = len(held) + 1
         agreed = zip(facts.tolist(), held, strict=True)
         for (step_time_s, n_nonfinite, n_skipped), (_, self.intake.decided) in agreed:
             n_later -= 1

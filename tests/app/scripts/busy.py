@@ -83,9 +83,13 @@ def main() -> None:
                     engine(**each)
             engine.train()
         if step == 1:
-            engine.save_checkpoint(args.out)
-            torch.save(model.state_dict(), Path(args.out) / "model.pt.partial")
+            engine.save_checkpoint(args.out, client_state={"epoch": 3})
+        if step == 1 and engine.global_rank == 0:
+            torch.save({"step": step}, Path(args.out) / "model.pt.partial")
             os.replace(Path(args.out) / "model.pt.partial", Path(args.out) / "model.pt")
+        if step == 3:  # its best one, as after a loss that leapt
+            assert torch.load(Path(args.out) / "model.pt") == {"step": 1}
+            assert engine.load_checkpoint(args.out)[1]["epoch"] == 3
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """How a trial's ranks end on a node, step by step, by a clock of the test; none is started."""
 
+import json
 import os
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from autotune.fleet.node import ranks
 from autotune.fleet.node.ports import segments_at
 from autotune.fleet.node.processes import NodePart
 from autotune.fleet.node.warm import WarmTemplates
+from autotune.trial.guest import quiet
 from tests.trials import spec
 
 
@@ -214,9 +216,13 @@ def test_temporary_files_of_a_trial_end_with_it(tmp_path, monkeypatch) -> None:
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(temporary.parent / "inductor")
     (temporary / "pymp-1").mkdir()
     (temporary / "pymp-1" / "listener").touch()
+    # What a rank of a script has saved, and another one when it was killed.
+    saved, part = tmp_path / "best.pt", tmp_path / RANKS_DIR / quiet.JOURNAL_FILE.format(rank=1)
+    saved.touch()
+    part.write_text(json.dumps([str(saved), quiet._identity(saved)]) + '\n["/half', "utf-8")
     machine.process.code = 0
     assert machine.ranks.advance()
-    assert not temporary.exists()
+    assert not [path for path in (temporary, saved, part) if path.exists()]
 
 
 def test_a_folder_of_a_compiler_that_the_user_names_is_kept(tmp_path, monkeypatch) -> None:

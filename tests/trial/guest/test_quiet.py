@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.contract import RANKS_DIR
 from autotune.trial.guest import quiet
 from autotune.trial.guest.hooks import apply
 
@@ -18,18 +19,30 @@ CALLS = ("rename", "replace", "remove", "unlink", "mkdir")
 
 
 @pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls for files, watched for one test."""
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a trial."""
+    folder = tmp_path_factory.mktemp("trial")
+    (folder / RANKS_DIR).mkdir()
+    return folder
+
+
+def watch(trial: Path, began_s: float) -> None:
+    quiet.watch_files(began_s, trial / RANKS_DIR / quiet.JOURNAL_FILE.format(rank=0))
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch, trial: Path) -> None:
+    """The calls for files, watched for one test; no tensor is small enough to be saved."""
     for name in CALLS:
         monkeypatch.setattr(os, name, getattr(os, name))
-    monkeypatch.setattr(quiet, "_unsaved", {})
-    monkeypatch.setattr(quiet, "_prepared", {})
-    monkeypatch.setattr(quiet, "_made", [])
+    for name, value in (("_unsaved", {}), ("_prepared", {}), ("KEPT_BYTES", 0)):
+        monkeypatch.setattr(quiet, name, value)
     for name in ("rmtree", "move", "copyfile", "copy", "copy2", "copytree"):
         monkeypatch.setattr(shutil, name, getattr(shutil, name))
     monkeypatch.setattr(quiet, "_spared", set())
-    monkeypatch.setattr(quiet, "_prepares_since_s", None)
-    quiet.watch_files(0.0)
+    for name in ("_began_s", "_most_bytes", "_journal"):
+        monkeypatch.setattr(quiet, name, getattr(quiet, name))
+    watch(trial, 0.0)
     quiet.end_preparing()
 
 
@@ -42,6 +55,7 @@ def saving() -> Any:
     return module
 
 
+@pytest.mark.usefixtures("files")
 def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     saving.save(torch.ones(3), buffer)
@@ -53,15 +67,75 @@ def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_saved_before_the_engine_is_there_may_be_read(saving: Any, tmp_path: Path) -> None:
-    quiet.watch_files(0.0)
+def test_what_is_saved_before_the_engine_is_there_may_be_read(
+    saving: Any, tmp_path: Path, trial: Path
+) -> None:
+    watch(trial, 0.0)
     saving.save(torch.ones(3), tmp_path / "cache.pt")
-    quiet.watch_files(math.inf)
+    watch(trial, math.inf)
     saving.save(torch.ones(4), tmp_path / "cache.pt")
     assert len(torch.load(tmp_path / "cache.pt")) == 3, "an earlier run's is not written over"
     quiet.end_preparing()
     saving.save(torch.ones(3), tmp_path / "checkpoint.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["cache.pt"]
+
+
+@pytest.mark.usefixtures("files")
+def test_what_is_small_may_be_read_later_on_as_well(
+    saving: Any, tmp_path: Path, trial: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a script that goes back to its best weights, which it copies from its last ones."""
+    monkeypatch.setattr(quiet, "_most_bytes", 12_000)
+    last, best, other = tmp_path / "out" / "last.pt", tmp_path / "best.pt", tmp_path / "other.pt"
+    os.makedirs(last.parent)
+    for n_values, step in ((10, 0), (1000, 1), (1000, 2)):
+        saving.save({"model": [torch.full((n_values,), step)], "step": step}, last)
+        shutil.copy(last, best)
+    assert torch.load(best)["step"] == 1, "there is room for one"
+    saving.save(torch.ones(1), other)
+    missing = (FileNotFoundError(2, "No such file", str(other)), OSError("no other.pt"))
+    monkeypatch.chdir(tmp_path)
+    assert [quiet.unsaved_in(error) for error in missing] == [str(other)] * 2
+    assert not quiet.unsaved_in(FileNotFoundError(2, "No such file", "data.json"))
+    quiet._unsaved.clear()  # of the ranks, and another process removes
+    quiet.remove_traces(trial)
+    assert not best.exists()
+    assert not last.parent.exists()
+
+
+def test_bytes_are_those_of_all_tensors_and_of_the_model_within() -> None:
+    split = torch.nn.Linear(2, 2)
+    vars(split.weight)["ds_numel"] = 64  # as ZeRO notes how large it is on all ranks
+    split.add_module("frozen", torch.nn.Linear(9, 9).requires_grad_(False))
+    for held in (split, SimpleNamespace(model=split, name="Trainer"), {"all": [split]}):
+        assert quiet._bytes_of(held) == (64 + 2) * 4
+    assert quiet._bytes_of(["", 7, None]) == 0
+
+
+def test_what_a_script_saves_beside_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    class DeepSpeedEngine:
+        global_steps = 7
+
+        def save_checkpoint(
+            self, save_dir: Path, tag: str, client_state: Any, latest: bool
+        ) -> None:
+            raise AssertionError(save_dir)
+
+        def load_checkpoint(self, load_dir: Path, tag: str) -> tuple[None, None]:
+            return None, None
+
+    module: Any = ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = DeepSpeedEngine
+    apply(module, quiet.hooks())
+    engine: Any = DeepSpeedEngine()
+    assert engine.save_checkpoint(tmp_path, "best", {"loss": 1.0}, True)
+    assert engine.save_checkpoint(tmp_path, None, client_state={"epoch": 3}, latest=True)
+    latest = str(tmp_path / "global_step7"), {"epoch": 3}
+    assert engine.load_checkpoint(tmp_path) == latest
+    assert engine.load_checkpoint(str(tmp_path), tag="global_step7") == latest
+    assert engine.load_checkpoint(tmp_path, "best")[1] == {"loss": 1.0}
+    assert engine.load_checkpoint(tmp_path, "other") == (None, None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("files")
@@ -95,8 +169,8 @@ def test_what_was_not_saved_is_copied_and_rotated_in_vain(saving: Any, tmp_path:
         copy(last, best)
     shutil.copy(src=str(last), dst=str(tmp_path))
     assert best.read_text() == "best.pt, trained for weeks"
-    quiet._save(lambda *_: None, None, str(tmp_path / "checkpoints"), tag="step1")
-    quiet._save(lambda *_: None, None, str(tmp_path), tag="step1")
+    quiet._leave_out(str(tmp_path / "checkpoints"))
+    quiet._leave_out(str(tmp_path))
     for step in (tmp_path / "checkpoints" / "step1", tmp_path / "step1"):
         shutil.rmtree(step)
         shutil.copytree(step, tmp_path / "copied")
@@ -110,7 +184,7 @@ def test_what_was_not_saved_is_copied_and_rotated_in_vain(saving: Any, tmp_path:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
+def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path, trial: Path) -> None:
     model = tmp_path / "out" / "step_7" / "model.pt"
     os.makedirs(model.parent)
     model.touch()
@@ -118,7 +192,7 @@ def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
     assert not model.parent.exists(), "made by the trial"
     os.makedirs(model.parent)
     model.write_text("trained for weeks")
-    quiet.watch_files(math.inf)
+    watch(trial, math.inf)
     shutil.rmtree(tmp_path / "out")
     os.mkdir(tmp_path / "out")  # which it takes for gone
     assert model.read_text() == "trained for weeks"
@@ -129,12 +203,12 @@ def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "replace"), (shutil, "move")])
 def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
-    tmp_path: Path, module: ModuleType, name: str
+    tmp_path: Path, trial: Path, module: ModuleType, name: str
 ) -> None:
     for folder in ("tmp", "out"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "model.pt").write_text(folder)
-    quiet.watch_files(math.inf)
+    watch(trial, math.inf)
     shutil.rmtree(tmp_path / "out")
     getattr(module, name)(tmp_path / "tmp", tmp_path / "out")
     assert (tmp_path / "out" / "model.pt").read_text() == "out"
@@ -142,7 +216,9 @@ def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
 
 
 @pytest.mark.usefixtures("files")
-def test_what_a_script_prepares_goes_with_the_trial(saving: Any, tmp_path: Path) -> None:
+def test_what_a_script_prepares_goes_with_the_trial(
+    saving: Any, tmp_path: Path, trial: Path
+) -> None:
     class PreTrainedTokenizerBase:
         def save_pretrained(self, folder: Path, push_to_hub: bool = False) -> None:
             assert not push_to_hub
@@ -156,7 +232,7 @@ def test_what_a_script_prepares_goes_with_the_trial(saving: Any, tmp_path: Path)
     began_s = (tmp_path / "old.pt").stat().st_ctime
     while _now(tmp_path) <= began_s:
         pass
-    quiet.watch_files(_now(tmp_path))
+    watch(trial, _now(tmp_path))
     os.makedirs(tmp_path / "out")
     PreTrainedTokenizerBase().save_pretrained(tmp_path / "out", push_to_hub=True)
     assert (tmp_path / "out" / "tokenizer.json").exists()
@@ -167,7 +243,7 @@ def test_what_a_script_prepares_goes_with_the_trial(saving: Any, tmp_path: Path)
     os.replace(tmp_path / "other.pt", tmp_path / "old.pt")
     (tmp_path / "again.pt").write_text("theirs")
     quiet.end_preparing()
-    quiet.remove_traces()
+    quiet.remove_traces(trial)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"old.pt", "log.txt", "again.pt"}
     assert (tmp_path / "old.pt").read_text() == "trained for weeks"
@@ -207,14 +283,16 @@ def test_other_files_are_the_script_s_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path: Path) -> None:
+def test_folders_for_what_was_not_written_are_gone_and_others_stay(
+    tmp_path: Path, trial: Path
+) -> None:
     (tmp_path / "theirs").mkdir()
-    quiet._made.clear()
+    quiet._journal.unlink()
     os.makedirs(tmp_path / "out" / "step_1", exist_ok=True)
     os.makedirs(tmp_path / "theirs", exist_ok=True)
     os.makedirs(tmp_path / "used")
     (tmp_path / "used" / "log.txt").write_text("x")
-    quiet.remove_traces()
+    quiet.remove_traces(trial)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs", "used"]
 
 
@@ -238,17 +316,6 @@ def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
     quiet._run_hydra(lambda config, job_dir_key: None, config, job_dir_key="hydra.run.dir")
     quiet._run_hydra(lambda *, config: None, config=config)  # `Plugins.instantiate_sweeper`
     assert [at for _, at, _ in updated] == ["hydra.run.dir", "hydra.sweep.dir"] * is_moved
-
-
-def test_methods_that_save_do_nothing_and_say_so() -> None:
-    class DeepSpeedEngine:
-        def save_checkpoint(self, folder: str) -> bool:
-            raise AssertionError(folder)
-
-    module: Any = ModuleType("deepspeed.runtime.engine")
-    module.DeepSpeedEngine = DeepSpeedEngine
-    apply(module, quiet.hooks())
-    assert DeepSpeedEngine().save_checkpoint("x") is True
 
 
 @pytest.mark.parametrize("tag", [None, "step7"])

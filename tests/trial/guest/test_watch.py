@@ -64,9 +64,20 @@ class Rank:
         self.stopwatch = GuestStopwatch(guest, self.module, self.module)
         self.stopwatch.attach()
 
-    def agree(self, facts: torch.Tensor, **_: Any) -> None:
+    def agree(self, facts: torch.Tensor, *, async_op: bool = False, **_: Any) -> Any:
+        """The facts are those of all ranks once the next step is made, if nobody waits before."""
         self.n_agreed += 1
         self.now_s += 1.0  # what lies between two steps is no part of any
+        if not async_op:
+            return None
+        n_steps, agreed = self.n_steps, facts.clone()
+        facts.fill_(math.nan)
+
+        def wait() -> None:
+            assert self.n_steps == n_steps + 1
+            facts.copy_(agreed)
+
+        return SimpleNamespace(wait=wait)
 
     def step(self, seconds: float) -> None:
         """Take so long, and up to a tenth more: steps that are all alike are soon enough."""
@@ -123,7 +134,7 @@ def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(
     rank = Rank(tmp_path, monkeypatch)
     rank.losses = tuple(torch.arange(1000.0))
     rank.run(80, 0.01)
-    assert rank.stopwatch._n_at_once > 4
+    assert rank.stopwatch._steps_at_once() > 4
     while rank.stopwatch._held:
         rank.step(0.01)
     skipped = rank.n_steps + 1
