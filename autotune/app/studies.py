@@ -121,7 +121,7 @@ def locate(run: str, results: Path) -> Study:
         return Study(folder.parent, folder.name)
     if len(folder.parts) > 1:
         raise StudyError.of("app.no_study", run=run)
-    return find_study(results, run)
+    return find_study(results, folder.name)  # as a shell completes it, with a slash behind it
 
 
 def state_of(study: Study) -> State:

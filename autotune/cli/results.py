@@ -197,6 +197,8 @@ def export(
         note=say,
     )
     print_files(files, as_json=as_json)
+    if (readme := out / "README.md") in files:
+        say(f"{readme} says how to start it")
 
 
 def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:
