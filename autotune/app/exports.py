@@ -316,9 +316,10 @@ def _check_answers(session: Session, trial: Trial) -> None:
     study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise StudyError.of(
-            "app.other_job", study=study, trial=trial, changes="; ".join(changes[:3]), more=more
-        )
+        best = study.best_folder
+        kept = f"; {best} has what was written then" if best.is_dir() else ""
+        told = {"changes": "; ".join(changes[:3]), "more": more, "kept": kept}
+        raise StudyError.of("app.other_job", study=study, trial=trial, **told)
 
 
 def _figures(
