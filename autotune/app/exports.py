@@ -127,15 +127,13 @@ def find_chosen(
 
 def _claim(answer: SearchAnswer | None, number: int, candidate: Candidate) -> str:
     """What a configuration is where it is no proven gain, in words; empty: it is one."""
-    best = None if answer is None else answer.best
-    baseline = None if answer is None else answer.baseline
-    is_proven = answer is not None and answer.has_proven_gain
-    if baseline is not None and candidate == baseline.candidate:
-        return "The baseline" + ("" if is_proven else ", since no gain is proven")
-    if is_proven and best is not None and candidate == best.candidate:
-        return ""
-    if baseline is None:
+    if answer is None or answer.baseline is None:
         return f"Trial {number}, compared with no baseline"
+    is_proven = answer.has_proven_gain
+    if candidate == answer.baseline.candidate:
+        return "The baseline" + ("" if is_proven else ", since no gain is proven")
+    if is_proven and answer.best is not None and candidate == answer.best.candidate:
+        return ""
     return f"Trial {number}, not proven to be better than the baseline"
 
 
@@ -287,9 +285,8 @@ def patch_study(
 
 def _check_measured(study: Study, facts: Facts) -> None:
     """Check that the figures which are handed out were measured here."""
-    origin = facts.origin
-    if origin is not Origin.MEASURED:
-        raise StudyError.of("app.not_measured", study=study, origin=origin)
+    if facts.origin is not Origin.MEASURED:
+        raise StudyError.of("app.not_measured", study=study, origin=facts.origin)
 
 
 def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult | None:
