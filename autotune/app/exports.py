@@ -31,6 +31,7 @@ from autotune.record.study import Study, Trial, flags_of
 from autotune.search.history import CandidateTrials
 from autotune.search.session import RecordedPlace, Session, history_of
 from autotune.space.candidate import Candidate, candidate_of
+from autotune.space.knobs import describe_change
 from autotune.trial.guest.edits import DESCRIPTION_FILE
 
 
@@ -102,6 +103,7 @@ def find_chosen(
     _check_answers(session, trials[number])
     engine = session.engine_of(candidate)
     claim, result = _claim(answer, number, candidate), trials[number].result
+    baseline = None if answer is None or answer.baseline is None else answer.baseline.candidate
     names = dict.fromkeys(
         device.rpartition(":")[0] for device in (result and result.devices) or ()
     )
@@ -110,34 +112,37 @@ def find_chosen(
         study=study.name,
         study_flags=flags_of(study.folder),
         claim=claim,
+        change=""
+        if baseline in (None, candidate)
+        else describe_change(candidate, baseline, engine.context),
         soak=_soak_of(study, candidate, engine),
         hosts=[name for name in names if name != THIS_MACHINE],
         **_figures(answer, trials[number], candidate, history.spread),
         guard=(guard or NOT_COMPARED) if facts.guard_steps else None,
         carried=[] if job.script is None else _carried_in(trials[number]),
     )
-    if claim:
-        note(_about(answer, claim, is_asked_for=trial is not None))
+    note(_about(answer, handout, is_asked_for=trial is not None))
     return Chosen(trial=trials[number], engine=engine, handout=handout)
 
 
 def _claim(answer: SearchAnswer | None, number: int, candidate: Candidate) -> str:
     """What a configuration is where it is no proven gain, in words; empty: it is one."""
-    best = None if answer is None else answer.best
-    baseline = None if answer is None else answer.baseline
-    is_proven = answer is not None and answer.has_proven_gain
-    if baseline is not None and candidate == baseline.candidate:
-        return "The baseline" + ("" if is_proven else ", since no gain is proven")
-    if is_proven and best is not None and candidate == best.candidate:
-        return ""
-    if baseline is None:
+    if answer is None or answer.baseline is None:
         return f"Trial {number}, compared with no baseline"
+    is_proven = answer.has_proven_gain
+    if candidate == answer.baseline.candidate:
+        return "The baseline" + ("" if is_proven else ", since no gain is proven")
+    if is_proven and answer.best is not None and candidate == answer.best.candidate:
+        return ""
     return f"Trial {number}, not proven to be better than the baseline"
 
 
-def _about(answer: SearchAnswer | None, claim: str, *, is_asked_for: bool) -> str:
-    """What to know of a configuration that is handed out without a proven gain."""
-    best = None if answer is None else answer.best
+def _about(answer: SearchAnswer | None, handout: Handout, *, is_asked_for: bool) -> str:
+    """What is handed out, in words."""
+    claim, gain, best = handout.claim, handout.gain, None if answer is None else answer.best
+    if not claim:
+        over = "" if gain is None else f", {gain.ratio:.2f}x the baseline"
+        return f"The best{over}: {handout.change}"
     if is_asked_for or answer is None or best is None or best == answer.handed_out:
         return claim
     why = "the final comparison does not show that it is better"
@@ -280,9 +285,8 @@ def patch_study(
 
 def _check_measured(study: Study, facts: Facts) -> None:
     """Check that the figures which are handed out were measured here."""
-    origin = facts.origin
-    if origin is not Origin.MEASURED:
-        raise StudyError.of("app.not_measured", study=study, origin=origin)
+    if facts.origin is not Origin.MEASURED:
+        raise StudyError.of("app.not_measured", study=study, origin=facts.origin)
 
 
 def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult | None:
@@ -309,9 +313,10 @@ def _check_answers(session: Session, trial: Trial) -> None:
     study, changes = session.study, session.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
-        raise StudyError.of(
-            "app.other_job", study=study, trial=trial, changes="; ".join(changes[:3]), more=more
-        )
+        best = study.best_folder
+        kept = f"; {best} has what was written then" if best.is_dir() else ""
+        told = {"changes": "; ".join(changes[:3]), "more": more, "kept": kept}
+        raise StudyError.of("app.other_job", study=study, trial=trial, **told)
 
 
 def _figures(

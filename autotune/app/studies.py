@@ -95,17 +95,13 @@ def find_study(results: Path, name: str | None) -> Study:
     Raises:
         StudyError: There is none.
     """
-    found = studies(results)
+    found = {study.name: study for study in studies(results)}
     if not found:
         which = "" if name is None else f" {name!r}, nor any other"
         raise StudyError(f"{results}: holds no study{which}", "`autotune search` makes one")
-    if name is None:
-        return found[-1]
-    for study in found:
-        if study.name == name:
-            return study
-    names = [study.name for study in found]
-    hint = f"{did_you_mean(name, names)}studies there: {named(names)}"
+    if (wanted := [*found][-1] if name is None else name) in found:
+        return found[wanted]
+    hint = f"{did_you_mean(wanted, found)}studies there: {named([*found])}"
     raise StudyError(f"{results}: holds no study {name!r}", hint)
 
 
@@ -121,7 +117,7 @@ def locate(run: str, results: Path) -> Study:
         return Study(folder.parent, folder.name)
     if len(folder.parts) > 1:
         raise StudyError.of("app.no_study", run=run)
-    return find_study(results, run)
+    return find_study(results, folder.name)  # as a shell completes it, with a slash behind it
 
 
 def state_of(study: Study) -> State:

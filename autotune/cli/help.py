@@ -167,9 +167,9 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
             return JobError(f"{flag}: {value!r} is not a {number}", f"give a {number}; {allowed}")
         limit = error.message.removeprefix(_SHOULD).rstrip(".")
         return JobError(f"{flag}: {value!r} is not allowed: should {limit}", allowed)
-    flags = {*_flags(ctx)}
-    if "unexpected extra argument" in text and "--study" in flags:
-        listed = f"write --study before the name of a study; {listed}"
+    named = next((name for name in ("study", "model") if f"--{name}" in _flags(ctx)), "")
+    if "unexpected extra argument" in text and named:
+        listed = f"write --{named} before the name of a {named}; {listed}"
     if "requires an argument" in text:
         listed = f"write its value behind it: `{ctx.command_path} --help` says what it is"
     return JobError(f"{ctx.command_path}: {text}", listed)

@@ -52,12 +52,11 @@ def report(
     trial: int | None = None,
 ) -> None:
     """Show a study's table, its best and the gain."""
-    from autotune.app.studies import find_study
+    from autotune.app.studies import explain_trial, find_study
 
     # With --html, --json is how the file's path is printed.
     if trial is not None:
         refuse_several(csv=as_csv, markdown=as_markdown, html=html, trial=str(trial))
-        from autotune.app.studies import explain_trial
         from autotune.report.terminal.study import print_explanation
 
         explained = explain_trial(find_study(results, study), trial)
@@ -197,6 +196,8 @@ def export(
         note=say,
     )
     print_files(files, as_json=as_json)
+    if (readme := out / "README.md") in files:
+        say(f"{readme} says how to start it")
 
 
 def _patch(patched: "StudyPatch", yes: bool, *, as_json: bool) -> None:

@@ -211,10 +211,10 @@ def doctor(
                 load_plugin("engine", engine).build(accelerator, say, on_progress)
         return
     from autotune.doctor import Level, diagnose
-    from autotune.report.terminal.doctor import print_diagnosis
+    from autotune.report.terminal.doctor import print_remarks
 
     diagnosis = diagnose(measure=measure, note=say)
-    print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
+    print_json(diagnosis.to_dict()) if as_json else print_remarks(DATA, diagnosis.findings)
     if diagnosis.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
 

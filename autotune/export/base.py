@@ -70,6 +70,8 @@ class Handout:
     claim: str = ""
     """What it is where it is no proven gain, such as the baseline, in words; its README's title
     begins with it. Empty: it is proven, or from no study."""
+    change: str = ""
+    """What it changes in the study's baseline, in words; empty: there is none."""
     soak: SoakResult | None = None
     """A soak of this configuration; None: it was not soaked."""
     prediction: Mapping[str, Any] | None = None

@@ -76,7 +76,7 @@ class OwnCommand(Dialect):
                 for name in handout.candidate.values
                 if name != IMPLEMENTATION or name not in left_out  # the script's own optimizer
             ],
-            **dict.fromkeys(("overridden", "rank_variables"), ()),  # the changes at the top
+            **dict.fromkeys(("change", "overridden", "rank_variables"), ""),  # stand at the top
         }
         files = {**made.files, "README.md": templates.text("command/README.md.j2", values)}
         if not made.in_code:  # else it would start another training than was measured

@@ -15,7 +15,7 @@ README_FILE = "README.md"
 FIGURES_FILE = "figures.json"
 """Name of the figures of an export, for programs."""
 _STATED = (
-    *("claim", "figures", "baseline", "is_substitute", "gain", "guard", "environment"),
+    *("claim", "change", "figures", "baseline", "is_substitute", "gain", "guard", "environment"),
     *("is_described", "untried", "study_flags"),
 )
 

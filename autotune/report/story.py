@@ -192,7 +192,7 @@ class Story:
             return row.outcome.value
         if not self.fits(row):
             return "over limit"
-        for name, chosen in (("best", self.best_row), ("baseline", self.baseline_row)):
+        for name, chosen in (("baseline", self.baseline_row), ("best", self.best_row)):
             if row == chosen:
                 return name
         if self.drifts(row):

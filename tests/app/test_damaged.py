@@ -130,6 +130,7 @@ def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
     text = " ".join(shown(report).split())
     assert f"damaged trial {best}: " in text
     assert f"the record of trial {best} is gone: search again for the best" in text
+    assert "autotune export" not in text  # it would be refused
     with pytest.raises(StudyError, match=f"no trial {best}, or its record is damaged"):
         find_chosen(study, trial=None)
 

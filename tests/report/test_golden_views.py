@@ -13,12 +13,12 @@ import autotune
 from autotune.app.pages import compare_studies
 from autotune.app.studies import explain_trial, state_of, studies
 from autotune.contract import TrialResult, TrialSpec
-from autotune.doctor import Examination, Level, Remark
+from autotune.doctor import Level, Remark
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.published import find_presets
 from autotune.report.explain.script import ProposedChange, ScriptDiagnosis, describe_script
 from autotune.report.story import read_story
-from autotune.report.terminal.doctor import print_diagnosis
+from autotune.report.terminal.doctor import print_remarks
 from autotune.report.terminal.live import draw
 from autotune.report.terminal.study import print_explanation, print_report
 from autotune.report.terminal.tables import SettingsCell, print_facts, print_parts, print_told
@@ -107,8 +107,7 @@ def doctor(console: Console) -> None:
             fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or pin_memory: false",
         ),
     )
-    nowhere: Any = None  # the view shows findings alone
-    print_diagnosis(console, Examination(machine=nowhere, speed=None, findings=found))
+    print_remarks(console, found)
 
 
 def knobs(console: Console) -> None:

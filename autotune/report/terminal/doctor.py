@@ -7,15 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_count
-from autotune.doctor import Examination, Level, Remark
+from autotune.doctor import Level, Remark
 from autotune.doctor.fleet import FleetExamination
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
-
-
-def print_diagnosis(console: Console, diagnosis: Examination) -> None:
-    """Print the findings, each with the shortest way to mend it."""
-    _print_remarks(console, diagnosis.findings)
 
 
 def print_fleet(console: Console, fleet: FleetExamination) -> None:
@@ -23,12 +18,13 @@ def print_fleet(console: Console, fleet: FleetExamination) -> None:
     for node in fleet.nodes:
         slots = format_count(node.n_slots, "slot") if node.n_slots else "left out"
         console.print(Text(f"{node.name}: {slots}", style="bold"))
-        _print_remarks(console, node.findings)
+        print_remarks(console, node.findings)
     console.print(Text("all nodes", style="bold"))
-    _print_remarks(console, fleet.findings)
+    print_remarks(console, fleet.findings)
 
 
-def _print_remarks(console: Console, remarks: Sequence[Remark]) -> None:
+def print_remarks(console: Console, remarks: Sequence[Remark]) -> None:
+    """Print findings, each with the shortest way to mend it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(style="cyan", no_wrap=True)
