@@ -375,7 +375,7 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     starts = np.where(measured, 1.0, 1.0 + c.attention_start_tokens / p.seq_len)
     score_flops = score_flops * _seen_share(p)
     exponentials = rate / _EXPONENTIAL_BALANCE
-    heads = 128.0 * p.n_heads / s.attention_width
+    heads = 128.0 * p.n_heads / s.attention_width / p.exponential_speed
     starts = starts * np.where(measured, 1.0, (1.0 + exponentials * heads) / (1.0 + exponentials))
     fused_forward = 0.5 * score_flops / forward_rate * starts
     fused_backward = 1.25 * score_flops / backward_rate * starts
