@@ -81,6 +81,8 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         gradients = 2.0 * p.hidden / s.norm_split
         inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
         gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
+        if kind == LayerKind.MIXTURE:
+            gradients = gradients + 2.0 * p.grouped_experts * _rows_per_token(s) * p.hidden
         gradients = p.activation_bytes * s.tokens * gradients
         again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept_bytes)
         again = again + s.tokens * (_tile_bytes(p, s, kind) + _score_gradient_bytes(p))

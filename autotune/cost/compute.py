@@ -29,6 +29,9 @@ keys and queries put together. Source: megatron/core/transformer/multi_latent_at
 _SHARED_KERNELS = 5.0
 """Kernels of a shared expert."""
 _TILE_ROWS = 128.0
+_ALIGNED_ELEMENTS = 64
+_MISALIGNED = 0.3
+"""Share by which products take longer where no power of two divides their width."""
 _BIAS_BYTES = 28.0
 """Moved to add the bias of an expert's second product, weighed by the router, per element of a
 row, forward: the product with the probability, the sum and the experts' rows together are written
@@ -86,6 +89,8 @@ class _Products:
     """Moved: operands and results."""
     weights: Column = 0.0
     """Parameters whose gradients are accumulated."""
+    width: Column = 0.0
+    """Columns of one rank."""
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DENSE) -> LayerTimes:
@@ -300,7 +305,10 @@ def _product_times(p: Plans, c: Constants, products: _Products) -> tuple[Column,
         c.matmul_traffic * 2.0 * products.elements / bandwidth,
     )
     unpacked_s = p.dequantized_bytes * products.weights / bandwidth
-    forward = products.flops / rate + moved_s + unpacked_s
+    width = np.asarray(np.ceil(products.width), np.int64)
+    divisor = np.where(width % 64 == 0, 64, np.gcd(width, 64))
+    slower = 1.0 + _MISALIGNED * (1.0 - divisor / 64.0)
+    forward = products.flops / rate * slower + moved_s + unpacked_s
     accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * products.weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
@@ -315,6 +323,7 @@ def _attention_products(p: Plans, s: Sizes) -> _Products:
         flops=2.0 * s.tokens * params,
         elements=s.tokens * widths + s.rank_attention_params,
         weights=s.rank_attention_params,
+        width=s.attention_width / p.tp,
     )
 
 
@@ -331,7 +340,7 @@ def _mlp_products(p: Plans, s: Sizes, width: Column) -> _Products:
     params = s.mlp_matrices * p.hidden * width / p.tp
     widths = 2.0 * p.hidden * np.greater(width, 0) + s.mlp_matrices * width / p.tp
     return _Products(
-        flops=2.0 * s.tokens * params, elements=s.tokens * widths + params, weights=params
+        flops=2.0 * s.tokens * params, elements=s.tokens * widths + params, weights=params, width=width / p.tp
     )
 
 
@@ -352,6 +361,7 @@ def _expert_products(p: Plans, s: Sizes, c: Constants) -> _Products:
         flops=2.0 * (rows * params + s.tokens / s.norm_split * router),
         elements=c.grouped_traffic * s.routed_rows * widths + weights,
         weights=weights + router,
+        width=p.ffn_hidden / s.expert_tp,
     )
 
 
