@@ -55,7 +55,7 @@ _MOST_WIDER = 3.0
 _MOST_SKEW = 1.5
 """Ends are at most so many times as far on one side as on the other."""
 _TIME_PARTS = ("experts", "doubt", "small_layers", "new_framework", "new_accelerator")
-_MEMORY_PARTS = ("experts", "beside_states", "small_peak", "new_framework")
+_MEMORY_PARTS = ("experts", "small_peak", "new_framework")
 """What may widen either: a chip that nobody measured changes how long kernels take, not what they
 hold."""
 _MOST_PEAKS = 0.97

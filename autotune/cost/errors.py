@@ -367,7 +367,7 @@ class Errors(BaseModel):
 
 def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:
     """What predictions rest on."""
-    p, memory, shape = prediction.plans, prediction.memory, prediction.step_time_s.shape
+    p, shape = prediction.plans, prediction.step_time_s.shape
 
     def column(values: Column | NDArray[np.bool_]) -> Values:
         return np.broadcast_to(np.asarray(values, np.float64), shape)
@@ -376,12 +376,10 @@ def basis_of(prediction: Prediction, facts: RunFacts) -> ForecastBasis:
     is_natural = is_mixture & (column(p.ep) > 1) & (column(p.expert_imbalance) <= 1)
     is_natural = is_natural & (column(p.forced_balance) == 0)
     layer_s = prediction.step_time_s * column(p.pp) / (column(p.grad_accum) * column(p.n_layers))
-    states = memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
     parts = {
         "experts": column(is_mixture),
         "doubt": doubt_of(prediction),
         "small_layers": 1.0 / (1.0 + layer_s / _HALF_LAYER_S),
-        "beside_states": 1.0 - states / memory.peak_bytes,
         "small_peak": 1.0 / (1.0 + prediction.peak_memory_bytes / _HALF_BYTES),
         "new_framework": column(facts.new_framework),
         "new_accelerator": column(facts.new_accelerator),
