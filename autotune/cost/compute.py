@@ -14,7 +14,7 @@ them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
-_STAGE_SKEW = 0.9
+_STAGE_SKEW = 0.92
 """The same as `skew_share` for each rank of a tensor parallel group whose hosts also wait for
 messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
