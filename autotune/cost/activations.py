@@ -161,10 +161,8 @@ def _tile_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
 
 def _tile_share(p: Plans, s: Sizes) -> Column:
     """Share of the tokens that an MLP works on at a time."""
-    if not np.any(p.mlp_tile_tokens):
-        return 1.0
-    is_tiled = np.greater(p.mlp_tile_tokens, 0)
-    return np.where(is_tiled, np.minimum(1.0, p.mlp_tile_tokens / s.tokens), 1.0)
+    share = np.minimum(1.0, p.mlp_tile_tokens / s.tokens)
+    return np.where(np.greater(p.mlp_tile_tokens, 0), share, 1.0)
 
 
 def _latent_bytes(p: Plans, s: Sizes) -> Column:

@@ -30,12 +30,10 @@ _SHARED_KERNELS = 5.0
 """Kernels of a shared expert."""
 _TILE_ROWS = 128.0
 _ALIGNED = 64
-"""Elements that a product's width should be a multiple of: 128 bytes. Source: NVIDIA, Matrix
-Multiplication Background User's Guide, section 2.2, tensor core requirements."""
 _MISALIGNED = 0.3
-"""Share by which products take longer where no power of two divides their width. Models of such
-sizes train up to 39% slower: Anthony et al. (arXiv:2401.14489). Of published runs, BLOOM's trials
-with a hidden size of 14,400 over 8 ranks beside those with 14,336 are this much slower."""
+"""Share by which products take longer whose width has no factor of two, beside multiples of 64
+elements. Source: Anthony et al. (arXiv:2401.14489), figures of products by such factors; BLOOM's
+trials with a hidden size of 14,400 over 8 ranks beside those with 14,336."""
 _BIAS_BYTES = 28.0
 """Moved to add the bias of an expert's second product, weighed by the router, per element of a
 row, forward: the product with the probability, the sum and the experts' rows together are written

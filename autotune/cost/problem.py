@@ -96,9 +96,9 @@ def packed_columns(
     """
     wide = (embedding_params(sizes) + experts) / n_params
     mean_bytes = (1.0 - wide) * _PACKED_BYTES + wide * wide_bytes
-    unpacked_bytes = (1.0 - experts / n_params) * _UNPACKED_BY_KERNEL
-    packed = dict.fromkeys(("weight_bytes", "gather_bytes"), mean_bytes)
-    return {**packed, "dequantized_bytes": unpacked_bytes}
+    moved_bytes = (1.0 - experts / n_params) * _UNPACKED_BY_KERNEL
+    columns = {"weight_bytes": mean_bytes, "gather_bytes": mean_bytes}
+    return {**columns, "dequantized_bytes": moved_bytes}
 
 
 def _adapters(
