@@ -92,7 +92,7 @@ class _Products:
     weights: Column = 0.0
     """Parameters whose gradients are accumulated."""
     width: Column = 0.0
-    """Of the heads or of an MLP's inside, on one rank."""
+    """Width of the heads or of an MLP, on one rank."""
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DENSE) -> LayerTimes:
