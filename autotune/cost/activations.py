@@ -82,6 +82,8 @@ def _stages_bytes(p: Plans, s: Sizes) -> tuple[Column, Column, Column, Column]:
         gradients = 2.0 * p.hidden / s.norm_split
         inner = (1.0 + p.gated_mlp) * inner_width(p, s, kind)
         gradients = gradients + _tile_share(p, s) * (1.0 - p.mlp_grads_in_place) * inner
+        if kind == LayerKind.MIXTURE:
+            gradients = gradients + 2.0 * p.grouped_experts * _rows_per_token(s) * p.hidden
         gradients = p.activation_bytes * s.tokens * gradients
         again = np.greater(p.recompute, Recompute.NONE) * np.maximum(0.0, everything - kept_bytes)
         again = again + s.tokens * (_tile_bytes(p, s, kind) + _score_gradient_bytes(p))
@@ -173,10 +175,8 @@ def _tile_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
 
 def _tile_share(p: Plans, s: Sizes) -> Column:
     """Share of the tokens that an MLP works on at a time."""
-    if not np.any(p.mlp_tile_tokens):
-        return 1.0
-    is_tiled = np.greater(p.mlp_tile_tokens, 0)
-    return np.where(is_tiled, np.minimum(1.0, p.mlp_tile_tokens / s.tokens), 1.0)
+    share = np.minimum(1.0, p.mlp_tile_tokens / s.tokens)
+    return np.where(np.greater(p.mlp_tile_tokens, 0), share, 1.0)
 
 
 def _latent_bytes(p: Plans, s: Sizes) -> Column:

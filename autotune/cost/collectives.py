@@ -12,8 +12,6 @@ from autotune.cost.plans import Algorithm, Column, Plans
 TREE_SHARE = 0.92
 """Share of a ring's bus bandwidth that trees reach. Source: NVIDIA/nccl, src/graph/tuning.cc, the
 factor of NCCL_ALGO_TREE."""
-
-
 _SPEEDS = ("all_reduce_speed", "all_to_all_speed", "send_speed")
 """Fields of a link that its columns call alike."""
 

@@ -14,7 +14,7 @@ them for GPT."""
 
 _WRITTEN_KERNELS = 0.33
 """Share by which a layer has more kernels where attention writes its scores."""
-_STAGE_SKEW = 0.9
+_STAGE_SKEW = 0.92
 """The same as `skew_share` for each rank of a tensor parallel group whose hosts also wait for
 messages between nodes."""
 _CHECKPOINT_KERNELS = 20.0
@@ -29,6 +29,11 @@ keys and queries put together. Source: megatron/core/transformer/multi_latent_at
 _SHARED_KERNELS = 5.0
 """Kernels of a shared expert."""
 _TILE_ROWS = 128.0
+_ALIGNED = 64
+_MISALIGNED = 0.3
+"""Share by which products take longer whose width has no factor of two, beside multiples of 64
+elements. Source: Anthony et al. (arXiv:2401.14489), figures of products by such factors; BLOOM's
+trials with a hidden size of 14,400 over 8 ranks beside those with 14,336."""
 _BIAS_BYTES = 28.0
 """Moved to add the bias of an expert's second product, weighed by the router, per element of a
 row, forward: the product with the probability, the sum and the experts' rows together are written
@@ -86,6 +91,8 @@ class _Products:
     """Moved: operands and results."""
     weights: Column = 0.0
     """Parameters whose gradients are accumulated."""
+    width: Column = 0.0
+    """Width of the heads or of an MLP, on one rank."""
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DENSE) -> LayerTimes:
@@ -300,7 +307,9 @@ def _product_times(p: Plans, c: Constants, products: _Products) -> tuple[Column,
         c.matmul_traffic * 2.0 * products.elements / bandwidth,
     )
     unpacked_s = p.dequantized_bytes * products.weights / bandwidth
-    forward = products.flops / rate + moved_s + unpacked_s
+    divisor = np.gcd(np.asarray(products.width, np.int64), _ALIGNED)
+    slower = 1.0 + p.runs_ahead * _MISALIGNED * (1.0 - divisor / _ALIGNED)
+    forward = products.flops * slower / rate + moved_s + unpacked_s
     accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * products.weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
@@ -315,6 +324,7 @@ def _attention_products(p: Plans, s: Sizes) -> _Products:
         flops=2.0 * s.tokens * params,
         elements=s.tokens * widths + s.rank_attention_params,
         weights=s.rank_attention_params,
+        width=s.attention_width / p.tp,
     )
 
 
@@ -331,7 +341,10 @@ def _mlp_products(p: Plans, s: Sizes, width: Column) -> _Products:
     params = s.mlp_matrices * p.hidden * width / p.tp
     widths = 2.0 * p.hidden * np.greater(width, 0) + s.mlp_matrices * width / p.tp
     return _Products(
-        flops=2.0 * s.tokens * params, elements=s.tokens * widths + params, weights=params
+        flops=2.0 * s.tokens * params,
+        elements=s.tokens * widths + params,
+        weights=params,
+        width=width / p.tp,
     )
 
 
@@ -352,6 +365,7 @@ def _expert_products(p: Plans, s: Sizes, c: Constants) -> _Products:
         flops=2.0 * (rows * params + s.tokens / s.norm_split * router),
         elements=c.grouped_traffic * s.routed_rows * widths + weights,
         weights=weights + router,
+        width=p.ffn_hidden / s.expert_tp,
     )
 
 
@@ -375,7 +389,7 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     starts = np.where(measured, 1.0, 1.0 + c.attention_start_tokens / p.seq_len)
     score_flops = score_flops * _seen_share(p)
     exponentials = rate / _EXPONENTIAL_BALANCE
-    heads = 128.0 * p.n_heads / s.attention_width
+    heads = 128.0 * p.n_heads / s.attention_width / p.exponential_speed
     starts = starts * np.where(measured, 1.0, (1.0 + exponentials * heads) / (1.0 + exponentials))
     fused_forward = 0.5 * score_flops / forward_rate * starts
     fused_backward = 1.25 * score_flops / backward_rate * starts
@@ -428,15 +442,16 @@ def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
 
     Per element of an input in 16 bit: it is dropped out with a mask, cast and read (10 bytes); of
     a result: written, scaled and added to that of the frozen product (14). Each of the projections
-    has its own. Source: huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward.
+    has its own, but experts that lie in one tensor: `all-linear` skips them. Source:
+    huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward; tuners/tuners_utils.py.
     """
     if not np.any(p.adapters):
         return 0.0
-    gates = s.mlp_matrices - 1.0
+    gates, mlps = s.mlp_matrices - 1.0, p.adapts_mlp * np.greater(width, 0)
     inputs = 3.0 * p.hidden + s.attention_width / p.tp
-    inputs = inputs + p.adapts_mlp * (gates * p.hidden + width / p.tp)
+    inputs = inputs + mlps * (gates * p.hidden + width / p.tp)
     results = (s.attention_width + 2.0 * s.kv_width) / p.tp + p.hidden
-    results = results + p.adapts_mlp * (gates * width / p.tp + p.hidden)
+    results = results + mlps * (gates * width / p.tp + p.hidden)
     elements = p.adapters * s.tokens * (5.0 * inputs + 7.0 * results)
     return _moved_s(p, s, c, p.activation_bytes * elements)
 

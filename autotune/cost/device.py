@@ -39,6 +39,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "matmul_flops": held / powered,
         "half_flops": accelerator.rate(wide),
         "sustained_share": accelerator.sustained_share * powered,
+        "exponential_speed": accelerator.exponential_speed,
         "memory_bytes": accelerator.memory_bytes,
         "memory_bytes_per_s": _streamed(found.memory_bytes_per_s)
         or accelerator.memory_bytes_per_s,

@@ -190,6 +190,8 @@ class Plans(PlanColumns):
     devices_per_node: Column
     sustained_share: Column = 1.0
     """Share of those rates that a device holds under a load that lasts, beside other kinds."""
+    exponential_speed: Column = 1.0
+    """How fast exponentials are, beside devices whose products are as fast."""
     host_memory_bytes_per_s: Column = HOST_MEMORY_BYTES_PER_S
     """Bandwidth of a node's own memory, which the optimizer on the CPU reads and writes."""
     nvme_bytes_per_s: Column = NVME_BYTES_PER_S

@@ -93,15 +93,16 @@ def embedding_params(sizes: Mapping[str, float]) -> float:
 def packed_columns(
     sizes: Mapping[str, float], n_params: float, wide_bytes: float, experts: float = 0.0
 ) -> dict[str, float]:
-    """Columns of frozen weights in 4 bits.
+    """Columns of frozen weights in 4 bits, which are gathered as they lie.
 
     bitsandbytes and GPTQ quantise linear layers alone: embeddings stay wide, and so do `experts`,
     parameters of those that are none.
     """
     wide = (embedding_params(sizes) + experts) / n_params
     mean_bytes = (1.0 - wide) * _PACKED_BYTES + wide * wide_bytes
-    unpacked_bytes = (1.0 - experts / n_params) * _UNPACKED_BY_KERNEL
-    return {"weight_bytes": mean_bytes, "dequantized_bytes": unpacked_bytes}
+    moved_bytes = (1.0 - experts / n_params) * _UNPACKED_BY_KERNEL
+    columns = {"weight_bytes": mean_bytes, "gather_bytes": mean_bytes}
+    return {**columns, "dequantized_bytes": moved_bytes}
 
 
 def _adapters(
@@ -120,8 +121,7 @@ def _adapters(
         return found
     experts = shape.n_expert_layers * shape.n_experts * shape.expert_weights
     wide_bytes = 4.0 if precision == "fp32" else 2.0
-    packed = packed_columns(columns, shape.n_params_total, wide_bytes, experts)
-    return found | packed | {"gather_bytes": packed["weight_bytes"]}
+    return found | packed_columns(columns, shape.n_params_total, wide_bytes, experts)
 
 
 def routed_share(model: Model) -> float:

@@ -127,6 +127,8 @@ class Accelerator:
     """The best that large matrix products reach, by the same precisions."""
     power_w: Annotated[float | None, _POSITIVE] = None
     """Most power of the device, of its datasheet; None: nobody looked it up."""
+    exponential_speed: Annotated[float, _POSITIVE] = 1.0
+    """Exponentials per second, beside devices whose products are as fast: attention needs them."""
     sustained_share: Annotated[float, Field(ge=_LEAST, le=2, strict=True)] = 1.0
     """Share of what its power pays for that it holds in training, beside the share that is common
     to all kinds."""

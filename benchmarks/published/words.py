@@ -94,7 +94,7 @@ REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,3})")
 many chunks each has."""
 NOTED = (
     (re.compile(r"\bdropout on\b"), {"has_dropout": "1"}),
-    (re.compile(r"expandable_segments"), {"allocator": "expandable_segments"}),
+    (re.compile(r"(?<!cured by )expandable_segments"), {"allocator": "expandable_segments"}),
     # PrimeIntellect-ai/prime-rl: log-probabilities of tokens come in chunks, behind no logits.
     (re.compile(r"\btrainer type rl\b"), {"loss": "chunked"}),
 )
