@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
@@ -66,7 +67,8 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_trainers = consumer is Consumer.TRAINER
     is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
     if is_both and (is_trainers or (consumer is Consumer.ACCELERATE and source.script is None)):
-        yield violation_of("huggingface.two_precisions", consequence=_surely(is_trainers))
+        rule = "huggingface.two_precisions"
+        yield violation_of(rule, "fp16", consequence=_surely(is_trainers))
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)
@@ -212,6 +214,7 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     value = {
         _STAGE: look_up(source.config, _STAGE) or 0,
         "world": source.world,
+        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
     }.get(name)
