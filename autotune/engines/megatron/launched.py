@@ -113,10 +113,8 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 _OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
 """Arguments that NeMo's own configuration has at Megatron's default."""
 PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
-"""Programs whose own settings rules ask for: how each is known, and what its configuration holds.
-
-Sources: verl/trainer/config/ppo_trainer.yaml; EasyR1, verl/trainer/config.py and verl/workers/*/
-config.py; slime/utils/arguments.py."""
+"""Programs whose own settings rules ask for: how each is known, and what it has where nobody says
+(verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
 _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
@@ -461,7 +459,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     ]
     at = parts_of(words).script_at
     program, fields = _settings_of_program(words[at:], path)
-    is_other = PROGRAMS_OF_FIELDS.get(program, {}).get("engine") is not None
+    is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
+    overrides = [] if is_other else overrides
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
     is_overrides |= is_other
     script = at if is_overrides else _script_at(words)
@@ -477,9 +476,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
     if is_overrides:
-        for word, match in overrides if not is_other else ():
+        for word, match in overrides:
             arguments.take_override(match[1].lstrip("+."), match[2], word.start)
-        counts = PROGRAMS_OF_FIELDS[program].get("counts", {}) if fields else {}
+        counts = asked_of.get("counts", {}) if fields else {}
         for name in counts.keys() - arguments.unknown - arguments.counts.keys():
             arguments.counts[name] = typed(fields.get(f"trainer.{name}", str(counts[name])))
     elif is_swift:
@@ -500,8 +499,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
     if is_other and fields:
-        label = PROGRAMS_OF_FIELDS[program]["label"]
-        rest["rest"] = (f"{label}'s other checks", "of the model, the data and the rollout")
+        rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
         path=path,
         text=command.text,
@@ -537,30 +535,26 @@ def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping
             return name, {} if is_open else {f"{name}.{one}": str(value) for one, value in flags}
         if "section" in program and any(one.startswith(program["section"]) for one in given):
             return name, given
-        if not f".{module}".endswith(f".{program.get('script', module + '.')}"):
-            continue
-        if "file" in program:
-            of_file = _fields_in(given.get(program["file"], ""), path)
-            return name, {} if is_open or of_file is None else {**of_file, **given}
-        of_hydra = {**dict(pairwise(words)), **given}
-        config = of_hydra.get("--config-name", program["configurations"][0]).removesuffix(".yaml")
-        is_own = of_hydra.get("--config-path", "config") == "config" and not is_open
-        if not is_own or config not in program["configurations"]:
-            return "", {}
-        engine = {"model_engine": "megatron" if "megatron" in config else "dp", **given}
-        strategy = given.get("actor_rollout_ref.actor.strategy", engine["model_engine"])
-        return name, {**given, "model_engine": strategy}
+        if f".{module}".endswith(f".{program.get('script', ' ')}"):
+            return name, {} if is_open else _configured(program, words, given, path)
     return "", {}
 
 
-def _fields_in(name: str, path: Path) -> Mapping[str, str] | None:
-    """Fields of a file that a launch names, in words; none if it names none, None: not there."""
-    if not name:
+def _configured(
+    program: Mapping[str, Any], words: Sequence[str], given: Mapping[str, str], path: Path
+) -> Mapping[str, str]:
+    """Settings of a program's own configuration and of its file; empty: they are not known."""
+    if "file" in program:
+        text = text_near(file := given.get(program["file"], ""), path.parent)
+        every = leaves(parse_yaml(text, Path(file))) if text else ()
+        of_file = {".".join(at): str(value) for at, value in every}
+        return {} if file and not text else {**of_file, **given}
+    of_hydra, known = {**dict(pairwise(words)), **given}, program["configurations"]
+    name = of_hydra.get("--config-name", known[0]).removesuffix(".yaml")
+    if of_hydra.get("--config-path", "config") != "config" or name not in known:
         return {}
-    if not (text := text_near(name, path.parent)):
-        return None
-    every = leaves(parse_yaml(text, path.parent / name))
-    return {".".join(at): json.dumps(value) for at, value in every if not isinstance(value, dict)}
+    engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
+    return {**given, "model_engine": given.get("actor_rollout_ref.actor.strategy", engine)}
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:

@@ -67,8 +67,7 @@ def refusals(source: Source) -> Iterator[Violation]:
     is_trainers = consumer is Consumer.TRAINER
     is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
     if is_both and (is_trainers or (consumer is Consumer.ACCELERATE and source.script is None)):
-        rule = "huggingface.two_precisions"
-        yield violation_of(rule, "fp16", consequence=_surely(is_trainers))
+        yield violation_of("huggingface.two_precisions", consequence=_surely(is_trainers))
     if consumer is Consumer.TRAINER:
         if not reader:
             yield from _texts(source)

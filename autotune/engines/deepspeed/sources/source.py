@@ -367,8 +367,7 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
-    written = asked.written.get(os.path.normpath(name))
-    if written is not None:
+    if (written := asked.written.get(os.path.normpath(name))) is not None:
         if written.lstrip().startswith("{"):
             written = _OF_THE_SHELL.sub(
                 lambda one: json.dumps(one[1]) if one[1] else one[0], written
@@ -610,7 +609,7 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     flags = line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
-        why = "it is not there, or a program writes it; without it the launcher starts this node alone"
+        why = "the file is not read, without which DeepSpeed's launcher starts this node alone"
         yield NotJudged(what="the nodes of --hostfile", why=why)
     n_nodes = None if "hostfile" in flags else flags.get("num_nodes")
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
