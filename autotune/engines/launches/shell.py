@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
+from autotune.base.nested import Unknown
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
 from autotune.engines.launches import slurm
@@ -78,8 +79,6 @@ _STARTERS = ("exec", "nohup", "sbatch", "srun", "env", "time")
 _SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
 """Commands that hand on a job in YAML."""
 _ALL_GIVEN = {"$@", "$*"}
-_IN_PLACE = re.compile(r"-[a-zA-Z]*i\S*|--in-place\S*")
-"""An option by which `sed` writes the files that it is given."""
 _COPIERS = ("cp", "mv", "tee")
 """Commands that write the last file that they are given."""
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
@@ -162,7 +161,7 @@ class Command:
     """The file, or one that it sources or starts."""
     placed: Path = Path()
     """The file; of another one's command `start` is where that is sourced or started."""
-    written: Mapping[str, str | None] = field(default_factory=dict)
+    written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
     blank_in: str = ""
     """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
@@ -180,9 +179,9 @@ class Command:
 
     def _text_of(self, name: str) -> str:
         """The text of a file that it names; empty: it is not there."""
+        held = self.written.get(os.path.normpath(name))
         near = partial(text_near, name, self.path.parent)
-        path = os.path.normpath(name)
-        return (self.written[path] or "") if path in self.written else near()
+        return held if isinstance(held, str) else near() if held is None else ""
 
     @property
     def line(self) -> int:
@@ -221,9 +220,9 @@ class ShellText:
     commands: tuple[Command, ...]
     sourced: tuple[Path, ...]
     """Files that it sources, and whose variables it has from there on, or starts."""
-    written: Mapping[str, str | None]
+    written: Mapping[str, str | Unknown]
     """Path, as `os.path.normpath` has it -> the text that a here-document writes there. It stands
-    on the lines that it has in the file. None: a program writes it."""
+    on the lines that it has in the file. `Unknown`: a program writes it."""
 
     def lost_below(self, command: Command) -> Command | None:
         """The command behind another one if it begins with a flag: that one has lost its end."""
@@ -337,7 +336,7 @@ class _Reader:
         """Variables of the function that is gone through alone."""
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
-        self.written: dict[str, str | None] = {}
+        self.written: dict[str, str | Unknown] = {}
         self._may_be_written: dict[str, str] = {}
         """Path -> why only the shell knows whether the file is what is written there."""
         self._is_branch = False
@@ -808,14 +807,13 @@ class _Reader:
         path = os.path.normpath(name)
         signs = (">>",) if any(target.document for target, _ in targets) else (">>", ">", ">|")
         by_program = [word for target, word in targets if target.text in signs]
-        if command == "sed" and any(_IN_PLACE.fullmatch(one.raw) for one in fields):
+        if command == "sed" and any(one.raw.startswith(("-i", "--in-place")) for one in fields):
             by_program += fields[1:]
         elif command in _COPIERS and ">" in signs:
             by_program += fields[-1:]
         for word in by_program:
             file = os.path.normpath(word.text)
-            self.written[file] = None
-            self._may_be_written[file] = f"{self._line(word.place)} writes {file} by `{command}`"
+            self.written[file] = Unknown(f"{self._line(word.place)} writes {file} by `{command}`")
         for target, word in targets:
             if target.document is None:
                 continue
@@ -1082,7 +1080,8 @@ class _Reader:
         texts, here = [word.text for word in command.words], self._here
         if here.path is None or self._depth >= _MOST_DEEP:
             return False
-        text = self.written.get(os.path.normpath(texts[at])) or ""
+        held = self.written.get(os.path.normpath(texts[at]))
+        text = held if isinstance(held, str) else ""
         path = here.path.parent / texts[at] if text else self._found(texts[at], here.path)
         if path is None or path.resolve() in self._files or path.suffix == ".py":
             return False

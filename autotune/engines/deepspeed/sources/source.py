@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
-from autotune.base.nested import look_up
+from autotune.base.nested import Unknown, look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
@@ -367,7 +367,8 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
-    if (written := asked.written.get(os.path.normpath(name))) is not None:
+    written = asked.written.get(os.path.normpath(name))
+    if isinstance(written, str):
         if written.lstrip().startswith("{"):
             written = _OF_THE_SHELL.sub(
                 lambda one: json.dumps(one[1]) if one[1] else one[0], written
@@ -376,9 +377,10 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
-    if UNKNOWN.search(name) or os.path.normpath(name) in asked.written:
-        row, why = "only_the_shell_knows", unread or f"say the launch with {flag('launch')}"
-        raise UnknownNameError.of(f"engines.deepspeed.{row}", path=asked.path, name=name, why=why)
+    if UNKNOWN.search(name) or written is not None:
+        why = written.why if written else unread or f"say the launch with {flag('launch')}"
+        row = "engines.deepspeed.only_the_shell_knows"
+        raise UnknownNameError.of(row, path=asked.path, name=name, why=why)
     try:
         path = named_path(name, asked.path)
     except RenderError as error:
@@ -411,7 +413,7 @@ class _Asked:
     accelerate: Path | None = None
     arguments: Path | None = None
     """The file of Trainer's arguments that the line names beside it."""
-    written: Mapping[str, str | None] = field(default_factory=dict)
+    written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
 
 
