@@ -179,9 +179,8 @@ class Command:
 
     def _text_of(self, name: str) -> str:
         """The text of a file that it names; empty: it is not there."""
-        held = self.written.get(os.path.normpath(name))
-        near = partial(text_near, name, self.path.parent)
-        return held if isinstance(held, str) else near() if held is None else ""
+        held = self.written.get(os.path.normpath(name)) or text_near(name, self.path.parent)
+        return held if isinstance(held, str) else ""
 
     @property
     def line(self) -> int:
