@@ -42,9 +42,10 @@ _KEY_TWICE, _OF_OPTIMIZER = "file.key_twice", "offload.script_optimizer"
 _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingface.not_deepspeed")
 """Beginnings of the names of rules about accelerate's YAML."""
 _LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
-_MAYBE_OF_LAUNCHES = ("file.program_refuses", "accelerate.processes")
+_OF_ARGUMENTS = "huggingface.two_precisions"
+_MAYBE_OF_LAUNCHES = ("file.program_refuses", "accelerate.processes", _OF_ARGUMENTS)
 """Rules about a launch where they name no key."""
-_OF_LAUNCHES = tuple(f"file.{name}" for name in _LAUNCH_RULES)
+_OF_LAUNCHES = (*(f"file.{name}" for name in _LAUNCH_RULES), _OF_ARGUMENTS)
 """The same of rules about a launch; another line than its first is their `at`."""
 _BY_SCRIPTS = frozenset(
     ("scheduler.missing_params", "optimizer.missing_params", "optimizer.unknown_type")

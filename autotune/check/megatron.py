@@ -50,8 +50,8 @@ class MegatronReport(CheckReport):
     """The release of Megatron Core whose parser and checks would read it."""
     release_because: str = ""
     """Why that one; empty: somebody named it, or it is installed."""
-    is_verls: bool = False
-    """Whether verl trains without Megatron Core."""
+    trains_without: str = ""
+    """The program that trains without Megatron Core; empty: Megatron Core trains."""
 
     @property
     def about(self) -> str:
@@ -60,7 +60,7 @@ class MegatronReport(CheckReport):
         because = f" ({self.release_because})" if self.release_because else ""
         reader = f"Megatron-LM, Megatron Core {self.release}{because}"
         return (
-            f"{self.source.path}: read by {'verl' if self.is_verls else reader}, world {world}"
+            f"{self.source.path}: read by {self.trains_without or reader}, world {world}"
             f" ({self.world_because}){self.without_words}"
         )
 
@@ -130,7 +130,7 @@ def check_launch(
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
-        is_verls=launch.fields.get("model_engine", "megatron") != "megatron",
+        trains_without=launch.trains_without,
     )
 
 

@@ -34,6 +34,12 @@ VERL = (
     "python3 -m verl.trainer.main_ppo trainer.nnodes=1 actor_rollout_ref.actor."
     "ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
 )
+EASY = "python3 -m verl.trainer.main config=easy.yaml worker.actor"
+NEMO_RL = "python run_grpo.py policy.megatron_cfg.tensor_model_parallel_size=4 policy"
+SLIME = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --num-rollout 2 "
+    "--tensor-model-parallel-size 2 --rollout-batch-size 4 --global-batch-size"
+)
 NEMO = "train.py trainer.devices=4 trainer.num_nodes=2 model.tensor_model_parallel_size=1"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
@@ -92,6 +98,26 @@ def judged(folder: Path, text: str):
         (f"{VERL} trainer.n_gpus_per_node=1", "rollout.ranks"),
         (f"{VERL} actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 "
          "actor_rollout_ref.model.use_remove_padding=False", "sp.padding"),
+        # EasyR1, with its file: prompts, micro-batches and ranks of the rollout.
+        (f"{EASY}.global_batch_size=24", "batch.easyr1"),
+        (f"{EASY}.micro_batch_size_per_device_for_experience=24", "batch.easyr1"),
+        (f"{EASY}.micro_batch_size_per_device_for_update=6", "batch.easyr1"),
+        (f"{EASY}.fsdp.enable_cpu_offload=true", "batch.easyr1"),
+        (f"{EASY}.ulysses_size=1 trainer.nnodes=3", "batch.easyr1"),
+        (f"{EASY}.ulysses_size=1 trainer.nnodes=3 data.mini_rollout_batch_size=32",
+         "batch.easyr1"),
+        (f"{EASY}.global_batch_size=1 trainer.nnodes=4", "batch.easyr1"),
+        (f"{EASY}.ulysses_size=1 worker.rollout.n=1", "rollout.one_sample"),
+        (f"{EASY}.ulysses_size=1 worker.rollout.tensor_parallel_size=3", "rollout.ranks"),
+        # NeMo RL and slime.
+        (f"{NEMO_RL}.dynamic_batching.enabled=true policy.sequence_packing.enabled=true",
+         "batch.packing"),
+        (f"{NEMO_RL}.dynamic_batching.enabled=true "
+         "policy.megatron_cfg.pipeline_model_parallel_size=2", "batch.packing"),
+        (f"{NEMO_RL}.train_global_batch_size=64 loss_fn.force_on_policy_ratio=true "
+         "grpo.num_prompts_per_step=8 grpo.num_generations_per_prompt=4", "batch.on_policy"),
+        (f"{SLIME} 16", "batch.rollout"),
+        (f"{SLIME} 8 --kl-coef 0.1 --kl-loss-coef 0.1", "rollout.one_kl"),
         (f"{SEVERAL}srun python {NEMO}", "environment.lightning"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
@@ -122,6 +148,10 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"{TASKS}srun env RANK=0 {PYTHON} {BATCH}", "RANK of each task"),
         (f"#SBATCH -N 2 --ntasks-per-node=4\nsrun python {NEMO}", "the line does not override"),
         (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
+        (f"{EASY}.ulysses_size=2", "EasyR1's other checks"),
+        (f"{EASY.replace('easy', 'gone')}.global_batch_size=24", "does not override"),
+        (f"{SLIME} 8 --kl-coef 0.1", "what the line does not give"),
+        (f"{SLIME} 16 --debug-rollout-only", "what the line does not give"),
         (f"{VERL} trainer.n_gpus_per_node=4 data.train_batch_size=0 "
          "actor_rollout_ref.actor.ppo_mini_batch_size=16", "not override"),
         (f"cat > w.sh <<'E'\nexport RANK=$SLURM_PROCID\nexec \"$@\"\nE\n"
@@ -179,6 +209,10 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         (f"{SEVERAL}srun {MACHINES} {OF_YAML}", "file.lone_nodes"),
         (f"{SEVERAL}srun bash -c \"{MACHINES} --machine_rank $SLURM_NODEID --main_process_ip a "
          f"{OF_YAML}\"", "file.lone_nodes"),
+        (f"{SEVERAL}srun bash <<E\n{MACHINES} --machine_rank $SLURM_NODEID --main_process_ip a "
+         f"{OF_YAML}\nE", "file.lone_nodes"),
+        (f"{SEVERAL}srun bash -c '{OF_TWO} --rdzv_backend c10d --rdzv_endpoint $(hostname):29500 "
+         f"{SCRIPT}'", "file.lone_nodes"),
         (f"{SEVERAL}export NNODES=2 NODE_RANK=0 MASTER_ADDR=a NPROC_PER_NODE=4\n"
          "srun llamafactory-cli train factory.yaml", "file.lone_nodes"),
         # A hostfile with a line that is none, or without what is named.
@@ -189,6 +223,8 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         # OpenRLHF.
         (f"{RLHF}_sft --train_batch_size 4 --micro_train_batch_size 4", "batch.product"),
         (f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 3", "batch.product"),
+        (f"{RLHF}_sft --train_batch_size 256 --micro_train_batch_size 4 --ring_attn_size 2",
+         "file.program_refuses"),
         ("python -m openrlhf.cli.train_ppo_ray --train_batch_size 128 --micro_train_batch_size 4 "
          "--colocate_all_models --vllm_num_engines 3", "file.program_refuses"),
         ("deepspeed --num_gpus 4 pretrain_gpt.py --deepspeed --deepspeed_config plain.json "
@@ -227,6 +263,8 @@ def test_a_launch_of_deepspeed_is_refused(tmp_path, monkeypatch, text, rule):
         ("deepspeed --hostfile h t.py --deepspeed_config plain.json", "the number of ranks"),
         (f"cat > h <<E\n`hostname` slots=2\nE\ndeepspeed --hostfile h --include a {SCRIPT}",
          "the number of ranks"),
+        (f"cat > h <<E\na slots=4\nE\nsed -i s/4/2/ h\ndeepspeed --hostfile h {SCRIPT}",
+         "the nodes of --hostfile"),
         (f"{DEEPSPEED} 2 --num_nodes 2 t.py --deepspeed_config plain.json", "/job/hostfile"),
         ("python t.py --deepspeed_config open.json -n 3", "number of ranks"),
         ("mpirun python t.py --deepspeed_config open.json -n 3", "number of ranks"),
@@ -270,7 +308,10 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"{MACHINES} --main_process_ip $H t.py",
         f"{SEVERAL}srun bash -c '{MACHINES} --machine_rank $SLURM_NODEID "
         "--main_process_ip $H t.py'",
+        f"{SEVERAL}srun {OF_TWO} --rdzv_backend c10d --rdzv_endpoint $(hostname):29500 {SCRIPT}",
         f"{RLHF}_sft --train_batch_size 256 --micro_train_batch_size 4",
+        f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 4 --ds.ring_attn_size 2 "
+        "--ds.packing_samples",
         # What stands before a launcher is another program's.
         f"cat > h <<E\na slots=4\nE\nsrun -N 1 --exclude b deepspeed --hostfile h {SCRIPT}",
         f"printf 'a\\nb\\n' > h\nmpirun -np 2 --hostfile h {OF_TWO} {MEETS} {SCRIPT}",
@@ -294,6 +335,7 @@ def test_a_launch_of_deepspeed_that_runs_is_told_so(tmp_path, monkeypatch, text)
         (f"\nbash -c '{OF_TWO} {MEETS} {SCRIPT}'", "file.lone_nodes"),
         (f"\n{FOUR.replace('torchrun --nproc_per_node', DEEPSPEED)}", "file.lone_nodes"),
         (f"\n{OF_MACHINES} --machine_rank 0 {SCRIPT}", "file.lone_nodes"),
+        (f"\nssh $H {OF_TWO} --node_rank 1 {SCRIPT}", "file.lone_nodes"),
     ],
 )
 def test_nodes_that_train_apart_are_warned_of(tmp_path, monkeypatch, line, rule):
@@ -378,7 +420,17 @@ AXOLOTL = (
         (f"{FILES['factory.yaml']}use_badam: true\n", 2, True),
         (f"{FILES['factory.yaml']}use_badam: true\n", 3, False),
         (f"{FILES['factory.yaml']}load_best_model_at_end: true\n", 2, True),
-        (f"{FILES['factory.yaml']}load_best_model_at_end: true\neval_strategy: steps\n", 2, False),
+        (f"{FILES['factory.yaml']}load_best_model_at_end: true\neval_strategy: steps\n"
+         "val_size: 0.1\n", 2, False),
+        (f"{FILES['factory.yaml']}eval_strategy: steps\n", 2, True),
+        (f"{FILES['factory.yaml']}streaming: true\n", 2, True),
+        (f"{FILES['factory.yaml']}streaming: true\nmax_steps: 9\n", 2, False),
+        (f"{FILES['factory.yaml']}quantization_bit: 4\n", 2, True),
+        (f"{FILES['factory.yaml']}neat_packing: true\n", 2, False),
+        ("stage: dpo\nneat_packing: true\nfinetuning_type: lora\ndeepspeed: ds.json\n", 2, True),
+        (f"{AXOLOTL}context_parallel_size: 2\nsample_packing: true\n", 2, False),
+        (f"{AXOLOTL.replace('batch_size: 1', 'batch_size: 2')}context_parallel_size: 2\n"
+         "sample_packing: true\n", 2, True),
         ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 1, True),
         ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 0, False),
         ("num_generations: 8\ngeneration_batch_size: 12\ndeepspeed: ds.json\n", 2, True),
@@ -390,7 +442,7 @@ AXOLOTL = (
             True,
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_program_refuses_beside_deepspeed_is_told(tmp_path, text, stage, is_refused):
     (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
     path = tmp_path / "settings.yaml"

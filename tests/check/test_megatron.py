@@ -471,15 +471,15 @@ def test_a_checkout_is_asked_what_no_rule_here_says(tmp_path, monkeypatch):
     monkeypatch.setattr(
         megatron,
         "check_arguments",
-        lambda checkout, lines, *, world: asked.append((lines, world)) or {0: "two schedules"},
+        lambda checkout, lines, *, world: asked.append((lines, world)) or {0: "no such seed"},
     )
     package = tmp_path / "megatron/core/package_info.py"
     package.parent.mkdir(parents=True)
     package.write_text("MAJOR = 0\nMINOR = 16\n")
-    line = LINE.format(micro=1, tp=1, pp=1, more="--train-iters 1 --train-samples 2")
+    line = LINE.format(micro=1, tp=1, pp=1, more="--train-iters 1 --seed -1")
     report = checked(tmp_path / "run.sh", line, megatron_path=tmp_path, megatron_release=None)
     assert [(one.violation.rule, one.violation.message) for one in report.found] == [
-        ("megatron.checkout.refuses", "two schedules")
+        ("megatron.checkout.refuses", "no such seed")
     ]
     (((words,), world),) = asked
     assert (words[:2], world) == (["--num-layers", "24"], 8)

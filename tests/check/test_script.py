@@ -178,6 +178,12 @@ PIPED = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, **Z1}
         (PLAIN + LOADS.format("'auto'"), Z3 | Z2, "", {"accelerate.device_map": "warning"}),
         (PLAIN_MADE + LOADS.format("'auto'"), Z3, "", {"huggingface.device_map": "error"}),
         (
+            PLAIN_MADE + LOADS.format("'auto' if torch.cuda.is_available() else None"),
+            Z3,
+            "",
+            {"huggingface.device_map": "error"},
+        ),
+        (
             LOADS.format("'auto'") + PLAIN_MADE,
             Z3,
             "",

@@ -82,7 +82,10 @@ _REACHING = frozenset(PROGRAMS["flags_that_reach_nodes"])
 _STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
 _NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#\s].*$", re.MULTILINE)
-_LOCAL = re.compile(r"(?:localhost|127\.[\d.]+)(?::.*)?")
+_LOCAL = re.compile(
+    r"(?:localhost|127\.[\d.]+|\$\(hostname[^)]*\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?)(?::.*)?"
+)
+"""An address that is another one on each node."""
 
 _BY_SHELL = re.compile(r"[\"']?[$`]")
 
@@ -388,15 +391,16 @@ def _unmet(flags: Mapping[str, Any], ranks: Ranks) -> str:
     place = "master_addr" if is_static else "rdzv_endpoint"
     number, met = str(flags.get("node_rank")), str(flags.get("rdzv_endpoint", flags.get(place)))
     is_on_several = ranks.starter == "srun" and ranks.tasks != 1 and (ranks.nodes or 1) > 1
+    is_later = number.strip("0").isdecimal()
     if flags.get("standalone"):
         why = "with --standalone: each node waits at an address of its own"
     elif is_static and "node_rank" not in flags:
         why = "without --rdzv_backend or --node_rank: each node waits as the first one"
     elif is_static and is_on_several and number.isdecimal():
         why = f"with --node_rank {number}, the same number on each node"
-    elif (is_on_several or number.strip("0").isdecimal()) and _LOCAL.fullmatch(met):
+    elif (is_on_several or is_later) and _LOCAL.fullmatch(met):
         why = f"with --{place} {met}, which each node takes for itself"
-    elif (ranks.starter or not is_static) and flags.keys().isdisjoint((place, "rdzv_endpoint")):
+    elif (ranks.starter or not is_static or is_later) and not {place, "rdzv_endpoint"} & {*flags}:
         why = f"without --{place}: each node waits at an address of its own"
     else:
         return ""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.flags import flag
+from autotune.base.nested import Unknown
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
 from autotune.engines.launches import slurm
@@ -78,6 +79,8 @@ _STARTERS = ("exec", "nohup", "sbatch", "srun", "env", "time")
 _SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
 """Commands that hand on a job in YAML."""
 _ALL_GIVEN = {"$@", "$*"}
+_COPIERS = ("cp", "mv", "tee")
+"""Commands that write the last file that they are given."""
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
 _READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
@@ -110,8 +113,8 @@ _PATTERN = re.compile(r"(?:\A|\s)[^\s=]*?(?:[*?]|\[[^]\s]+])")
 _BRACES = re.compile(r"\{\S*(?:,|\.\.)\S*\}")
 _LEFT_OPEN = -2
 """Place of a `$` that a shell puts something in for which is not known; none does so again."""
-_NUMBERS = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
-"""Numbers of a node and a task, which each task of srun has its own."""
+_OF_TASKS = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?|(\$\(hostname[^)]*\)|\$\{?HOSTNAME\}?)")
+"""Numbers of a node and a task, and a node's name, which each task of srun has its own."""
 _COMMENT_END = re.compile(r"(?:^|[ \t])#.*\\\s*$")
 
 _Changes = dict[str, Value | None]
@@ -158,7 +161,7 @@ class Command:
     """The file, or one that it sources or starts."""
     placed: Path = Path()
     """The file; of another one's command `start` is where that is sourced or started."""
-    written: Mapping[str, str] = field(default_factory=dict)
+    written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
     blank_in: str = ""
     """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
@@ -176,7 +179,8 @@ class Command:
 
     def _text_of(self, name: str) -> str:
         """The text of a file that it names; empty: it is not there."""
-        return self.written.get(os.path.normpath(name)) or text_near(name, self.path.parent)
+        held = self.written.get(os.path.normpath(name)) or text_near(name, self.path.parent)
+        return held if isinstance(held, str) else ""
 
     @property
     def line(self) -> int:
@@ -215,9 +219,9 @@ class ShellText:
     commands: tuple[Command, ...]
     sourced: tuple[Path, ...]
     """Files that it sources, and whose variables it has from there on, or starts."""
-    written: Mapping[str, str]
+    written: Mapping[str, str | Unknown]
     """Path, as `os.path.normpath` has it -> the text that a here-document writes there. It stands
-    on the lines that it has in the file."""
+    on the lines that it has in the file. `Unknown`: a program writes it."""
 
     def lost_below(self, command: Command) -> Command | None:
         """The command behind another one if it begins with a flag: that one has lost its end."""
@@ -329,7 +333,7 @@ class _Reader:
         """Variables of the function that is gone through alone."""
         self.commands: list[Command] = []
         self.sourced: list[Path] = []
-        self.written: dict[str, str] = {}
+        self.written: dict[str, str | Unknown] = {}
         self._may_be_written: dict[str, str] = {}
         """Path -> why only the shell knows whether the file is what is written there."""
         self._is_branch = False
@@ -785,14 +789,23 @@ class _Reader:
         command = fields[0].raw if fields else ""
         name = files[-1] if files else fields[-1].text if command == "tee" else ""
         path = os.path.normpath(name)
-        for word in [word for target, word in targets if target.text == ">>"]:
-            self.written.pop(os.path.normpath(word.text), None)  # it holds more then
+        signs = (">>",) if any(target.document for target, _ in targets) else (">>", ">", ">|")
+        by_program = [word for target, word in targets if target.text in signs]
+        if command == "sed" and any(one.raw.startswith(("-i", "--in-place")) for one in fields):
+            by_program += fields[1:]
+        elif command in _COPIERS and ">" in signs:
+            by_program += fields[-1:]
+        for word in by_program:
+            file = os.path.normpath(word.text)
+            self.written[file] = Unknown(f"{self._line(word.place)} writes {file} by `{command}`")
         for target, word in targets:
             if target.document is None:
                 continue
             body = target.document
             if word.raw[:1] not in ("'", '"', "\\"):
                 body = self._field(body, is_split=False, is_document=True).chars
+                if any(_name(one.text) == "srun" for one in fields):
+                    body = _of_batch(body)
             if name:
                 self._may_be_written.pop(path, None)
                 if self._is_branch:
@@ -1043,7 +1056,8 @@ class _Reader:
         texts, here = [word.text for word in command.words], self._here
         if here.path is None or self._depth >= _MOST_DEEP:
             return False
-        text = self.written.get(os.path.normpath(texts[at]), "")
+        held = self.written.get(os.path.normpath(texts[at]))
+        text = held if isinstance(held, str) else ""
         path = here.path.parent / texts[at] if text else self._found(texts[at], here.path)
         if path is None or path.resolve() in self._files or path.suffix == ".py":
             return False
@@ -1140,10 +1154,11 @@ def _set_by_env(fields: Sequence[Field]) -> Sequence[Field]:
 
 
 def _of_batch(chars: Chars) -> Chars:
-    """A word of srun's: its batch file puts in its own numbers, which are 0."""
-    for found in reversed([*_NUMBERS.finditer(plain(chars))]):
+    """A word of srun's: its batch file puts in its own numbers, which are 0, and its own name."""
+    for found in reversed([*_OF_TASKS.finditer(plain(chars))]):
         if chars[found.start()][1] == _LEFT_OPEN:
-            chars = [*chars[: found.start()], *unplaced("0"), *chars[found.end() :]]
+            own = unplaced("$SLURM_LAUNCH_NODE_IPADDR" if found[1] else "0")
+            chars = [*chars[: found.start()], *own, *chars[found.end() :]]
     return chars
 
 

@@ -17,7 +17,7 @@ from autotune.base.terms import filled
 from autotune.engines.launches.devices import misfits
 from autotune.engines.launches.line import visible_devices
 from autotune.engines.megatron.flags import flags, is_flag_of_any, newest_release
-from autotune.engines.megatron.launched import GONE, MegatronLaunch
+from autotune.engines.megatron.launched import GONE, PROGRAMS_OF_FIELDS, MegatronLaunch
 from autotune.engines.megatron.layout_rule import ARGUMENTS
 from autotune.engines.megatron.stages import stages_of
 from autotune.engines.releases import is_at_least
@@ -127,10 +127,10 @@ def _fact(launch: MegatronLaunch, name: str) -> Any:
     if name == "connections":
         value = launch.variables.get(CONNECTIONS, "")
         return None if "$" in value or launch.is_overrides else value
-    if name == "verl":
-        return bool(launch.fields)
+    if name in PROGRAMS_OF_FIELDS:
+        return launch.program == name and bool(launch.fields)
     if "." in name or name == "model_engine":
-        return launch.of_verl(name)
+        return launch.of_program(name)
     if name == "asks_for_connections":
         return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:

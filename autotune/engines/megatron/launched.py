@@ -30,6 +30,7 @@ from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.line import (
     NO_RANKS,
     Ranks,
+    flags_of,
     parts_of,
     product,
     ranks_in,
@@ -111,8 +112,9 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
 _OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
 """Arguments that NeMo's own configuration has at Megatron's default."""
-_VERLS: Mapping[str, Any] = _PROGRAMS["verl"]
-"""verl's script, and values in its own configuration (verl/trainer/config/ppo_trainer.yaml)."""
+PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
+"""Programs whose own settings rules ask for: how each is known, and what it has where nobody says
+(verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
 _OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
 """Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
@@ -172,9 +174,10 @@ class MegatronLaunch:
     rest: tuple[str, str] | None = None
     """What says the arguments that the line does not give, and why that is not known; None: they
     are at Megatron's defaults."""
+    program: str = ""
+    """The one of `PROGRAMS_OF_FIELDS` that is started; empty: another."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Overrides of verl's own configuration, by their whole names; empty: it is another's, or the
-    shell puts in further ones."""
+    """Settings of that program, by their whole names; empty: they are not known."""
     asked: int | None = None
     """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
@@ -205,8 +208,8 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
 
-    def of_verl(self, name: str) -> Any:
-        """A field of verl's, or what its own configuration holds.
+    def of_program(self, name: str) -> Any:
+        """A setting of the program, or what its own configuration holds.
 
         Raises:
             UnknownFactError: Only the shell knows it.
@@ -215,8 +218,15 @@ class MegatronLaunch:
         if UNKNOWN.search(text or ""):
             raise UnknownFactError(name)
         if text is None:
-            return _VERLS["defaults"].get(name)
+            return PROGRAMS_OF_FIELDS[self.program]["defaults"].get(name)
         return None if text == "null" else typed(text)
+
+    @property
+    def trains_without(self) -> str:
+        """The program that trains without Megatron Core; empty: Megatron Core trains."""
+        program = PROGRAMS_OF_FIELDS.get(self.program, {})
+        engine = self.fields.get("model_engine", program.get("engine", "megatron"))
+        return "" if engine == "megatron" else str(program["label"])
 
     @property
     def world(self) -> int | None:
@@ -448,10 +458,13 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
     at = parts_of(words).script_at
+    program, fields = _settings_of_program(words[at:], path)
+    is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
+    overrides = [] if is_other else overrides
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
+    is_overrides |= is_other
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
-    fields: Mapping[str, str] = {}
     if script is None:
         if (named := _settings_of_script(words, path, release)) is None:
             return None
@@ -465,10 +478,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     if is_overrides:
         for word, match in overrides:
             arguments.take_override(match[1].lstrip("+."), match[2], word.start)
-        fields = _verls(words[script:])
-        if fields:
-            missing = _VERLS["counts"].keys() - arguments.unknown
-            arguments.counts = {one: _VERLS["counts"][one] for one in missing} | arguments.counts
+        counts = asked_of.get("counts", {}) if fields else {}
+        for name in counts.keys() - arguments.unknown - arguments.counts.keys():
+            arguments.counts[name] = typed(fields.get(f"trainer.{name}", str(counts[name])))
     elif is_swift:
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
@@ -486,6 +498,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     rest = {}
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+    if is_other and fields:
+        rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
         path=path,
         text=command.text,
@@ -501,6 +515,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         assumed=command.assumed,
         ranks=ranks,
         variables=variables,
+        program=program,
         fields=fields,
         asked=asked,
         start=command.words[script].start,
@@ -509,15 +524,34 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     )
 
 
-def _verls(words: Sequence[str]) -> Mapping[str, str]:
-    """The `fields` of a launch of which these are the words from its script on."""
+def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping[str, str]]:
+    """The `program` of a launch, and its `fields`, by the words from the script on."""
     is_open = any(UNKNOWN.match(one) and not PASSED_ON.fullmatch(one) for one in words)
     given = dict(one.lstrip("+").split("=", 1) for one in words[1:] if "=" in one)
-    of_hydra = {**dict(pairwise(words)), **given}
-    name = of_hydra.get("--config-name", _VERLS["configurations"][0]).removesuffix(".yaml")
-    is_own = of_hydra.get("--config-path", "config") == "config" and not is_open
-    is_own &= name in _VERLS["configurations"]
-    if not is_own or not words[0].removesuffix(".py").replace("/", ".").endswith(_VERLS["script"]):
+    module = words[0].removesuffix(".py").replace("/", ".") if words else ""
+    for name, program in PROGRAMS_OF_FIELDS.items():
+        if program.get("flag") in {word.partition("=")[0] for word in words}:
+            flags = flags_of(words[1:])
+            return name, {} if is_open else {f"{name}.{one}": str(value) for one, value in flags}
+        if "section" in program and any(one.startswith(program["section"]) for one in given):
+            return name, given
+        if f".{module}".endswith(f".{program.get('script', ' ')}"):
+            return name, {} if is_open else _configured(program, words, given, path)
+    return "", {}
+
+
+def _configured(
+    program: Mapping[str, Any], words: Sequence[str], given: Mapping[str, str], path: Path
+) -> Mapping[str, str]:
+    """Settings of a program's own configuration and of its file; empty: they are not known."""
+    if "file" in program:
+        text = text_near(file := given.get(program["file"], ""), path.parent)
+        every = leaves(parse_yaml(text, Path(file))) if text else ()
+        of_file = {".".join(at): str(value) for at, value in every}
+        return {} if file and not text else {**of_file, **given}
+    of_hydra, known = {**dict(pairwise(words)), **given}, program["configurations"]
+    name = of_hydra.get("--config-name", known[0]).removesuffix(".yaml")
+    if of_hydra.get("--config-path", "config") != "config" or name not in known:
         return {}
     engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
     return {**given, "model_engine": given.get("actor_rollout_ref.actor.strategy", engine)}

@@ -302,7 +302,8 @@ def test_a_here_document_that_is_written_to_a_file_is_known(text, path, written)
 
 @pytest.mark.cases("text")
 def test_other_here_documents_write_no_file(text):
-    assert read_shell(text, Path("run.sh")).written == {}
+    written = read_shell(text, Path("run.sh")).written
+    assert not any(isinstance(one, str) for one in written.values())
 
 
 @pytest.mark.cases("text", "commands")

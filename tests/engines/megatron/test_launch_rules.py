@@ -31,11 +31,13 @@ OTHERWISE = {
     "ep.ranks",
     "batch.micro",
     *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding", "environment.lightning"),
+    *("batch.easyr1", "rollout.one_sample", "batch.packing", "batch.logprob", "batch.on_policy"),
+    *("batch.rollout", "rollout.one_kl"),
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""
-AT_RUN_TIME = {"vp.micro_batches", "batch.product"}
-"""Rules of what starts after the checks of arguments: the schedule, the count of micro-batches."""
+AT_RUN_TIME = {"vp.micro_batches", "batch.product", "schedule.warmup"}
+"""Rules of what starts after the checks of arguments: schedules, the count of micro-batches."""
 
 
 def launch(flags, release=None):

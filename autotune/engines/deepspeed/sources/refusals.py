@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
@@ -208,6 +209,7 @@ def _argument(source: Source, reader: str, name: str) -> Any:
     value = {
         _STAGE: look_up(source.config, _STAGE) or 0,
         "world": source.world,
+        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
     }.get(name)

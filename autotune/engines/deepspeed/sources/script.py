@@ -357,6 +357,8 @@ def _value(node: ast.expr, flags: Mapping[str, Any], constants: Mapping[str, Any
     Raises:
         KeyError, ValueError: It is none of these.
     """
+    if isinstance(node, ast.IfExp) and ast.unparse(node.test) == "torch.cuda.is_available()":
+        node = node.body
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return flags[node.attr]
     return constants[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
@@ -395,8 +397,8 @@ def _constants(tree: ast.AST) -> dict[str, Any]:
     for node in nodes if "*" not in stored else ():
         name = _name(node.targets[0]) if isinstance(node, ast.Assign) else ""
         if isinstance(node, ast.Assign) and stored[name] == 1:
-            with contextlib.suppress(ValueError):
-                found[name] = ast.literal_eval(node.value)
+            with contextlib.suppress(KeyError, ValueError):
+                found[name] = _value(node.value, {}, {})
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
-from autotune.base.nested import look_up
+from autotune.base.nested import Unknown, look_up
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
@@ -365,7 +365,8 @@ def _at_launch(source: Source, command: "Command", lost: "Command | None") -> So
 
 def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
     """The configurations of a file that a launch line names, or that its shell file writes."""
-    if (written := asked.written.get(os.path.normpath(name))) is not None:
+    written = asked.written.get(os.path.normpath(name))
+    if isinstance(written, str):
         if written.lstrip().startswith("{"):
             written = _OF_THE_SHELL.sub(
                 lambda one: json.dumps(one[1]) if one[1] else one[0], written
@@ -374,9 +375,10 @@ def _of_named(name: str, asked: "_Asked", unread: str) -> list[Source]:
         # Its lines are those of the shell file, which is not edited: variables stand in it.
         document = f"a here-document ({name})"
         return [replace(one, path=asked.path, document=document) for one in found]
-    if UNKNOWN.search(name):
-        row, why = "only_the_shell_knows", unread or f"say the launch with {flag('launch')}"
-        raise UnknownNameError.of(f"engines.deepspeed.{row}", path=asked.path, name=name, why=why)
+    if UNKNOWN.search(name) or written is not None:
+        why = written.why if written else unread or f"say the launch with {flag('launch')}"
+        row = "engines.deepspeed.only_the_shell_knows"
+        raise UnknownNameError.of(row, path=asked.path, name=name, why=why)
     try:
         path = named_path(name, asked.path)
     except RenderError as error:
@@ -409,8 +411,8 @@ class _Asked:
     accelerate: Path | None = None
     arguments: Path | None = None
     """The file of Trainer's arguments that the line names beside it."""
-    written: Mapping[str, str] = field(default_factory=dict)
-    """Path -> the text that the file writes there."""
+    written: Mapping[str, str | Unknown] = field(default_factory=dict)
+    """As of `ShellText.written`."""
 
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
@@ -607,7 +609,7 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     flags = line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
-        why = "the file is not there, without which DeepSpeed's launcher starts this node alone"
+        why = "the file is not read, without which DeepSpeed's launcher starts this node alone"
         yield NotJudged(what="the nodes of --hostfile", why=why)
     n_nodes = None if "hostfile" in flags else flags.get("num_nodes")
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
