@@ -134,8 +134,8 @@ class EngineContract(Contract[EnginePlugin]):
         """Beside the advice that all share; what saves memory there says which value does not."""
         plugin = self.make()
         for bound, rules in plugin.advice.items():
-            own = {rule.knob for rule in set(rules) - set(COMMON[bound])}
-            assert own <= plugin.knobs.keys(), f"{bound}: {own - plugin.knobs.keys()}"
+            knobs = {rule.knob for rule in set(rules) - set(COMMON[bound])}
+            assert knobs <= plugin.knobs.keys(), f"{bound}: {knobs - plugin.knobs.keys()}"
         for knob, neutral, words in plugin.saves_memory:
             assert knob in plugin.knobs, f"{words}: {knob} is not a knob"
             assert plugin.knobs[knob].check(neutral, where="saves_memory") == neutral
@@ -146,7 +146,7 @@ class EngineContract(Contract[EnginePlugin]):
         for package in plugin.packages:
             for releases in (package.tried, [release for release, _ in package.removed]):
                 assert list(releases) == sorted(releases, key=Version)
-                assert all(Version(each) >= Version(package.least) for each in releases)
+                assert all(Version(release) >= Version(package.least) for release in releases)
         compiled = plugin.compiled("cpu")
         assert not set(compiled.built) & set(compiled.missing)
 
@@ -594,7 +594,7 @@ def _handouts(
 ) -> list[Handout]:
     """The first and the last candidate of a space, the one measured and the other not."""
     job, engine, lattice = _planned(json.dumps({**JOB, **changes}, default=os.fspath))
-    candidates = [each for each in lattice.candidates if takes(each)]
+    candidates = [candidate for candidate in lattice.candidates if takes(candidate)]
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends

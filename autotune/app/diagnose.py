@@ -220,10 +220,10 @@ def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
 def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:
     """The explanation without untried advice that is predicted to be slower."""
     slower = {key for key, change in changes.items() if change.gain < 1}
-    kept = [
+    left = [
         a for a in explanation.advice if a.tried is not None or ((a.knob, a.after),) not in slower
     ]
-    return replace(explanation, advice=kept)
+    return replace(explanation, advice=left)
 
 
 def _changed(baseline: Candidate, candidate: Candidate) -> tuple[tuple[str, KnobValue], ...]:

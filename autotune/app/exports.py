@@ -314,9 +314,9 @@ def _check_answers(session: Session, trial: Trial) -> None:
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         best = study.best_folder
-        kept = f"; {best} has what was written then" if best.is_dir() else ""
-        told = {"changes": "; ".join(changes[:3]), "more": more, "kept": kept}
-        raise StudyError.of("app.other_job", study=study, trial=trial, **told)
+        older = f"; {best} has what was written then" if best.is_dir() else ""
+        facts = {"changes": "; ".join(changes[:3]), "more": more, "kept": older}
+        raise StudyError.of("app.other_job", study=study, trial=trial, **facts)
 
 
 def _figures(

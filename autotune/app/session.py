@@ -156,12 +156,12 @@ def check_space_is_read(lattice: Lattice, keys: Mapping[str, Any]) -> None:
         JobError: The keys of the job name the default engine's own one.
     """
     if lattice.is_laid_out and keys.get("space") not in (None, PLAN_SPACE):
-        own = ", ".join(shipped_spaces(lattice.context.engine)) or "a file"
+        shipped = ", ".join(shipped_spaces(lattice.context.engine)) or "a file"
         raise JobError.of(
             "app.others_space",
             lattice=lattice,
             keys=keys,
-            own=own,
+            own=shipped,
             default_engine=DEFAULT_ENGINE,
             plan_space=PLAN_SPACE,
         )

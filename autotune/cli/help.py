@@ -150,8 +150,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
         if error.option_name == "--set" and "--space" in known:
             meant = "a --space FILE keeps a knob at one value by `knobs: {zero.stage: [2], ...}`, "
             meant += "and `explain zero.stage=2` is about one candidate; "
-        if own := _own_command(ctx, typed, error.option_name):
-            meant = f"write -- before your own command: {ctx.command_path} -- {own} ...; "
+        if command := _own_command(ctx, typed, error.option_name):
+            meant = f"write -- before your own command: {ctx.command_path} -- {command} ...; "
         return JobError(f"{ctx.command_path}: no such option: {error.option_name}", meant + listed)
     text = error.format_message().rstrip(".")
     if isinstance(error, BadParameter):

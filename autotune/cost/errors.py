@@ -99,9 +99,9 @@ class Widths(BaseModel):
 
     def ends(self, kinds: "RunKinds", basis: "ForecastBasis") -> tuple[Values, Values]:
         """Distances to the lower and the upper end, by row."""
-        own = np.array([self.frameworks.get(name, 1.0) for name in basis.frameworks.tolist()])
+        known = np.array([self.frameworks.get(name, 1.0) for name in basis.frameworks.tolist()])
         # One that counts as new is as wide already as its own runs may ask for.
-        scale = self.scale(basis.parts) * np.where(basis.parts["new_framework"] > 0, 1.0, own)
+        scale = self.scale(basis.parts) * np.where(basis.parts["new_framework"] > 0, 1.0, known)
         found = [self.kinds[self.nearest(name)] for name in kinds.names]
         low, high = (np.array([getattr(ends, end) for ends in found]) for end in ("low", "high"))
         return low[kinds.which] * scale, high[kinds.which] * scale

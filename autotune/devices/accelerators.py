@@ -62,7 +62,7 @@ def _patterns(texts: object) -> tuple[re.Pattern[str], ...]:
     if not isinstance(texts, list) or not texts:
         raise ValueError("should be a list of regular expressions")
     try:
-        return tuple(re.compile(text := each, re.IGNORECASE) for each in texts)
+        return tuple(re.compile(text := pattern, re.IGNORECASE) for pattern in texts)
     except (TypeError, re.error) as error:
         raise ValueError(f"{text!r}: {error}", r"a regular expression such as \bA100\b") from error
 

@@ -96,12 +96,14 @@ def read_advice(path: Path, common: AdviceRules) -> AdviceRules:
 
     In place of a rule the file may name a knob: the common rule of that one for the bound.
     """
-    own: dict[Bound, Sequence[AdviceRule]] = {}
+    by_bound: dict[Bound, Sequence[AdviceRule]] = {}
     for name, rows in json.loads(path.read_text(encoding="utf-8")).items():
         bound = Bound(name)
         shared = {rule.knob: rule for rule in common.get(bound, ())}
-        own[bound] = [shared[row] if isinstance(row, str) else AdviceRule(**row) for row in rows]
-    return {**common, **own}
+        by_bound[bound] = [
+            shared[row] if isinstance(row, str) else AdviceRule(**row) for row in rows
+        ]
+    return {**common, **by_bound}
 
 
 COMMON = read_advice(Path(__file__).with_suffix(".json"), {})

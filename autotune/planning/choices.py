@@ -296,8 +296,8 @@ def _kinds(
         keys += column * (factor / max(1.0, float(column.max())))
     _, kinds = np.unique(keys, return_inverse=True)
     chances = [chance for chance in (min_fit, *CHANCES) if chance <= min_fit]
-    own = np.add.reduce([(fit >= chance).astype(np.intp) for chance in chances])
-    sureness = own.copy()
+    n_reached = np.add.reduce([(fit >= chance).astype(np.intp) for chance in chances])
+    sureness = n_reached.copy()
     """How many of the chances a candidate reaches; that of a surer variant where it joins one."""
     for level in range(len(chances), 0, -1):
         is_level = sureness == level
@@ -306,7 +306,7 @@ def _kinds(
         is_beaten = best_s[kinds] < (SAME if splits else TIE) * times_s
         sureness[(sureness < level) & is_beaten] = level
     _, kinds = np.unique(kinds * (len(chances) + 1) + sureness, return_inverse=True)
-    return _split(kinds, times_s, own == sureness) if splits else kinds
+    return _split(kinds, times_s, n_reached == sureness) if splits else kinds
 
 
 def _split(

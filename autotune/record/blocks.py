@@ -66,7 +66,7 @@ class Blocks:
 
 def blocks_of(logs: Logs, *, tells_rounds: bool = True) -> Blocks:
     """Compare some runs; where rounds cannot be told from noise, as if all were of one round."""
-    runs = [(name, log, number) for name, own in logs.items() for number, log in own.items()]
+    runs = [(name, log, number) for name, series in logs.items() for number, log in series.items()]
     names = {name: n for n, name in enumerate(dict.fromkeys(name for name, *_ in runs))}
     rounds = {n: len(names) + at for at, n in enumerate(dict.fromkeys(n for *_, n in runs))}
     design = np.zeros((len(runs), len(names) + (len(rounds) if tells_rounds else 1)))

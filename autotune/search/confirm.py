@@ -152,9 +152,9 @@ class Comparison:
         """
         tried = self.history.find(member)
         wanted = 0 if tried is None else least_steps(tried, guard_steps)
-        own = None if tried is None else tried.measured
+        measured = None if tried is None else tried.measured
         is_repeat = member.hash == self.baseline and number == 0
-        is_repeat = is_repeat and (own is None or len(own.losses) < wanted)
+        is_repeat = is_repeat and (measured is None or len(measured.losses) < wanted)
         return Run(
             candidate=member,
             role=Role.CONFIRM,
@@ -181,8 +181,8 @@ class Comparison:
             baseline=self.baseline if self.baseline in known else None,
             logs={
                 key: over
-                for key, own in self._runs.logs.items()
-                if key in known and (over := {n: log for n, log in own.items() if n < n_rounds})
+                for key, series in self._runs.logs.items()
+                if key in known and (over := {n: log for n, log in series.items() if n < n_rounds})
             },
             n_rounds=n_rounds,
             confirmed={k for (k, n), run in figures if n < n_rounds and run.start is Start.COLD},

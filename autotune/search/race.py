@@ -241,7 +241,9 @@ class Race:
     def _fit(self) -> Blocks:
         """The runs and the search's own trials, which are one round more, with the prior."""
         trials = {key: {-1: log} for key, log in self.trial_logs.items()}
-        blocks = blocks_of({key: {**trials.get(key, {}), **own} for key, own in self.logs.items()})
+        blocks = blocks_of(
+            {key: {**trials.get(key, {}), **series} for key, series in self.logs.items()}
+        )
         squares = blocks.degrees * blocks.variance + PRIOR_DEGREES * PRIOR_DEVIATION**2
         degrees = blocks.degrees + PRIOR_DEGREES
         return replace(blocks, variance=squares / degrees, degrees=degrees)
@@ -257,16 +259,16 @@ class Race:
         """How far one is ahead of another, and the standard error of that."""
         return self._fit.contrast({key: 1.0, of: -1.0})
 
-    def _probability_ahead(self, key: str, of: str, *, by: float = ZONE) -> float:
+    def _probability_ahead(self, key: str, of: str, *, margin: float = ZONE) -> float:
         """Probability that one is faster than another by more than that; 1: it is the same."""
         if key == of:
             return 1.0
         ahead, error = self._ahead(key, of)
-        return upper_probability((by - ahead) / error, self._fit.degrees)
+        return upper_probability((margin - ahead) / error, self._fit.degrees)
 
     def _is_beaten(self, key: str, leader: str) -> bool:
         """Whether the leader is surely faster, by however little."""
-        return self._probability_ahead(key, leader, by=0.0) < SURE
+        return self._probability_ahead(key, leader, margin=0.0) < SURE
 
     def _is_tie(self, key: str, other: str) -> bool:
         """Whether it does not matter which of the two is named."""

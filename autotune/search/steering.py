@@ -76,8 +76,8 @@ class Posterior:
 
     @cached_property
     def _errors(self) -> SeenErrors:
-        own = self.tried.errors(self.shots)
-        return own if self.known is None else own.join(self.known)
+        errors = self.tried.errors(self.shots)
+        return errors if self.known is None else errors.join(self.known)
 
     @cached_property
     def _time_fits(self) -> ErrorFits:

@@ -243,7 +243,7 @@ class Objection:
     """Which of the changes only bring a key to another place, with its value."""
 
 
-_OF_OBJECTION = tuple(each.name for each in fields(Objection))
+_OF_OBJECTION = tuple(one.name for one in fields(Objection))
 
 
 @dataclass(frozen=True, kw_only=True)

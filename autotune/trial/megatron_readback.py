@@ -229,20 +229,20 @@ def states(training: Any) -> dict[str, int]:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
     ]
     of_weights = {weight.untyped_storage().data_ptr() for weight in weights}
-    kept: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for optimizer in optimizers_of(training):
         adam = optimizer.optimizer
         for group in adam.param_groups:
             # What lies in the memory of a weight is no copy of it.
-            kept += [
+            tensors += [
                 p for p in group["params"] if p.untyped_storage().data_ptr() not in of_weights
             ]
         for state in adam.state.values():
-            kept += [value for value in state.values() if torch.is_tensor(value)]
+            tensors += [value for value in state.values() if torch.is_tensor(value)]
     return {
         "params_bytes": _bytes(weights),
         "grads_bytes": _bytes(gradients),
-        "optimizer_bytes": _bytes(kept),
+        "optimizer_bytes": _bytes(tensors),
     }
 
 

@@ -139,16 +139,16 @@ class ScriptEngine(DeepSpeedEngine):
         if self._environment.accelerator == "cpu" and self._job.space == SCRIPT_SPACE:
             # A CPU rank's memory is the host's: what goes there frees nothing.
             for name in {"offload.optimizer", "offload.param"} & domains.keys():
-                kept = {*domains[name].values} - {"cpu"} | {self.unchanged.get(name, "none")}
-                values = tuple(value for value in domains[name].values if value in kept)
+                allowed = {*domains[name].values} - {"cpu"} | {self.unchanged.get(name, "none")}
+                values = tuple(value for value in domains[name].values if value in allowed)
                 domains[name] = replace(domains[name], values=values)
         if "zero.stage" in self._reach.left_out:
             domains["zero.stage"] = Domain(values=(self.unchanged["zero.stage"],), when=())
         domains.setdefault("micro_batch", Domain(values=(self._script.micro_batch,), when=()))
         for name in domains.keys() & self._own_knobs.keys() & self.unchanged.values.keys():
-            own, values = self._own_knobs[name], domains[name].values
-            if own not in values:  # else no change would be tried without one of it as well
-                in_order = (*values, own) if isinstance(own, str) else sorted((*values, own))
+            usual, values = self._own_knobs[name], domains[name].values
+            if usual not in values:  # else no change would be tried without one of it as well
+                in_order = (*values, usual) if isinstance(usual, str) else sorted((*values, usual))
                 domains[name] = replace(domains[name], values=tuple(in_order))
         if attention := self._base_knobs.get("attention"):
             domains = _with_attention_named(domains, attention)

@@ -70,8 +70,8 @@ def _tasks(ranks: Ranks, tasks: int, nodes: int | None, counted: str) -> Misfit:
     if nodes and ranks.tasks_per_node == 1 and not ranks.reaches_nodes:
         row = "untold_nodes"
     on_each = f", {ranks.tasks_per_node} on a node" if ranks.tasks_per_node else ""
-    told = f" for {format_count(nodes, 'node')}" if nodes and not ranks.reaches_nodes else ""
-    facts = {"on_each": on_each, "launcher": ranks.launcher, "ranks": f"{counted}{told}"}
+    where = f" for {format_count(nodes, 'node')}" if nodes and not ranks.reaches_nodes else ""
+    facts = {"on_each": on_each, "launcher": ranks.launcher, "ranks": f"{counted}{where}"}
     return misfit(row, tasks=tasks, **facts)
 
 

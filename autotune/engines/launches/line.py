@@ -584,8 +584,8 @@ def _on_hosts(hosts: Mapping[str, int], flags: Mapping[str, Any]) -> tuple[int |
             left = {host: n - counts.get(host, 0) for host, n in slots.items()}
             slots = counts if name == "include" else left
     nodes, per_node = (count_in(flags, name, words=_ALL) for name in names[2:])
-    kept = [per_node or n for n in slots.values() if n > 0][:nodes]
-    return (sum(kept), max(kept)) if kept else (None, None)
+    used = [per_node or n for n in slots.values() if n > 0][:nodes]
+    return (sum(used), max(used)) if used else (None, None)
 
 
 def _hosts_of(hostfile: str) -> dict[str, int]:

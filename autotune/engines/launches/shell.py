@@ -575,15 +575,17 @@ class _Reader:
             self._exported = exported
 
     @contextlib.contextmanager
-    def _lent(self, own: Mapping[str, Value], words: _Changes | None = None) -> Iterator[None]:
+    def _lent(
+        self, assigned: Mapping[str, Value], words: _Changes | None = None
+    ) -> Iterator[None]:
         """Let commands have variables of their own, and the `words` that a function is given."""
         exported, outer = self._exported, self._locals
-        self._exported, self._locals = exported | own.keys(), {*(words or outer), *own}
+        self._exported, self._locals = exported | assigned.keys(), {*(words or outer), *assigned}
         try:
-            with self._scope({**(words or {}), **own}) as changes:
+            with self._scope({**(words or {}), **assigned}) as changes:
                 yield
         finally:
-            inner = own.keys() if words is None else self._locals
+            inner = assigned.keys() if words is None else self._locals
             self._locals = outer
             self._exported -= inner - exported
             for name in changes.keys() - inner:
@@ -661,9 +663,9 @@ class _Reader:
             if name in _OF_LOOPS and len(fields) > n_set + 1:
                 self._lose(f"{self._line(command.place)} leaves several loops")
             raise _End(name, f"{self._line(command.place)} decides by `{name}`")
-        own = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
-        is_lent = own and name in ("eval", "source", ".")
-        with self._lent(own) if is_lent else contextlib.nullcontext():
+        assigned = {one.raw.partition("=")[0]: Value([one.value]) for one in fields[:n_set]}
+        is_lent = assigned and name in ("eval", "source", ".")
+        with self._lent(assigned) if is_lent else contextlib.nullcontext():
             if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
                 self._runs(fields)
         if name == "exec" and len(fields) > n_set + 1:
@@ -995,7 +997,7 @@ class _Reader:
             return
         texts = tuple(word.text for word in words)
         before = [*fields[:n_set], *(_set_by_env(rest[1:]) if texts[0] == "env" else ())]
-        own = {one.text.partition("=")[0]: plain(one.value) for one in before}
+        assigned = {one.text.partition("=")[0]: plain(one.value) for one in before}
         if texts[0] == "eval":
             parts = [[*one.chars, (" ", -1)] for one in items[1:]]
             self._follow(Field("", parts, fields[0].place), ("eval",), {})
@@ -1005,7 +1007,7 @@ class _Reader:
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         patterns = [one.pattern for one in rest]
-        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *own.values()]))
+        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *assigned.values()]))
         held_values = [(name, self._variables.get(name)) for name in names]
         unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
         if self._doubts or any(held is None for _, held in held_values):
@@ -1019,7 +1021,7 @@ class _Reader:
             words=words,
             start=fields[0].place if fields[0].place >= 0 else self._place,
             text=self._text,
-            variables={**self._around(), **own} if own else self._around(),
+            variables={**self._around(), **assigned} if assigned else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
             defaults={n: at[one.end] for n, one in enumerate(words) if one.end in at},
@@ -1090,7 +1092,7 @@ class _Reader:
     def _found(self, name: str, base: Path) -> Path | None:
         return _sourced(os.path.join(self._field(unplaced("$PWD")).text, name), base)
 
-    def _calls(self, command: Command, given: list[Chars], own: Mapping[str, Value]) -> None:
+    def _calls(self, command: Command, given: list[Chars], assigned: Mapping[str, Value]) -> None:
         """Go through the function that a command calls with some words and its own variables."""
         name, n_commands = command.words[0].text, len(self.commands)
         function = self._functions[name]
@@ -1099,7 +1101,7 @@ class _Reader:
             return
         self._called.add(name)
         try:
-            with self._lent(own, {"@": self._variables.get("@"), **self._handed(given)}):
+            with self._lent(assigned, {"@": self._variables.get("@"), **self._handed(given)}):
                 self._run(function)
         finally:
             ran = self.commands[n_commands:]
@@ -1108,8 +1110,8 @@ class _Reader:
 
     def _handed(self, given: list[Chars]) -> _Changes:
         """What `$@` is where words are handed on; nothing: what it is here."""
-        words, own = [*map(plain, given)], self._variables.get("@")
-        is_open = own is not None and own.items is None and not _ALL_GIVEN.isdisjoint(words)
+        words, handed = [*map(plain, given)], self._variables.get("@")
+        is_open = handed is not None and handed.items is None and not _ALL_GIVEN.isdisjoint(words)
         if is_open or any("[@]" in one for one in words):
             return {"@": Value()}
         if words and _ALL_GIVEN.issuperset(words):
@@ -1123,7 +1125,7 @@ class _Reader:
             self.commands.pop()
         self.commands += commands
 
-    def _follow(self, text: Field, words: Sequence[str], own: Mapping[str, Value]) -> None:
+    def _follow(self, text: Field, words: Sequence[str], assigned: Mapping[str, Value]) -> None:
         """Read a text that a command makes a shell read; one that does not close is left."""
         if self._depth >= _MOST_DEEP:
             return
@@ -1133,11 +1135,11 @@ class _Reader:
         here = replace(self._here, within=within, doubts=tuple(self._doubts), is_part=is_part)
         here = replace(here, is_function=is_part and here.is_function)
         unexported = self._variables.keys() - self._exported - {"PWD"}
-        inside: _Changes = {**dict.fromkeys(["@", *unexported], Value()), **own}
+        inside: _Changes = {**dict.fromkeys(["@", *unexported], Value()), **assigned}
         shell = contextlib.nullcontext() if is_part else self._shell(inside)
         with contextlib.suppress(OpenError), shell:
-            if own and not is_part:
-                self._exported |= own.keys()
+            if assigned and not is_part:
+                self._exported |= assigned.keys()
             self._run(replace(here, lines=lines_of(chars)))
 
 
@@ -1157,8 +1159,8 @@ def _of_batch(chars: Chars) -> Chars:
     """A word of srun's: its batch file puts in its own numbers, which are 0, and its own name."""
     for found in reversed([*_OF_TASKS.finditer(plain(chars))]):
         if chars[found.start()][1] == _LEFT_OPEN:
-            own = unplaced("$SLURM_LAUNCH_NODE_IPADDR" if found[1] else "0")
-            chars = [*chars[: found.start()], *own, *chars[found.end() :]]
+            value = unplaced("$SLURM_LAUNCH_NODE_IPADDR" if found[1] else "0")
+            chars = [*chars[: found.start()], *value, *chars[found.end() :]]
     return chars
 
 
@@ -1169,9 +1171,9 @@ def _name(text: str) -> str:
 def _reads_commands(texts: Sequence[str]) -> bool:
     """Whether a command takes what it reads for commands: `srun bash`, `ssh HOST`, `sbatch`."""
     behind = [*dropwhile(lambda text: _name(text) not in _READ_COMMANDS, texts)]
-    own = behind[1:] if behind and _name(behind[0]) in _SHELLS else ()
+    options = behind[1:] if behind and _name(behind[0]) in _SHELLS else ()
     is_file = any(text.endswith(SHELL_SUFFIXES) for text in behind)
-    return bool(behind) and not is_file and all(text.startswith(("-", "+")) for text in own)
+    return bool(behind) and not is_file and all(text.startswith(("-", "+")) for text in options)
 
 
 def _started_by(texts: Sequence[str]) -> Iterator[tuple[int, bool]]:

@@ -61,7 +61,7 @@ def in_words(name: str, value: Any) -> str:
     return f"add {flag_name(name)}" if value is True else f"set {flag_name(name)} to {word}"
 
 
-def _told(row: str, **facts: Any) -> tuple[str, str]:
+def _objection(row: str, **facts: Any) -> tuple[str, str]:
     message, fix = filled(_WORDS[row], facts.__getitem__)
     return message, fix
 
@@ -150,7 +150,7 @@ def _counts(launch: MegatronLaunch) -> Answer:
         if value < 1 and name in _COUNTS:
             return f"{flag_name(name)} {value}: is below 1", "give a number from 1 on"
         if abs(value) > _LARGEST_COUNT:
-            return _told("too_many", flag=flag_name(name), value=value)
+            return _objection("too_many", flag=flag_name(name), value=value)
     return None
 
 
@@ -171,9 +171,9 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
     ranks = launch.ranks
     if not ranks.lacks_ranks or not launch.is_megatrons:
         return None
-    own = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
+    variable = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
     tasks = ranks.tasks or ranks.tasks_per_node
-    return _told("ranks_told", starter=ranks.starter, tasks=tasks, own=own)
+    return _objection("ranks_told", starter=ranks.starter, tasks=tasks, own=variable)
 
 
 @argument_rule(
@@ -184,7 +184,7 @@ def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
     asked, tasks = launch.asked, launch.ranks.world
     if None in (asked, tasks) or asked == tasks:
         return None
-    return _told("lightnings_tasks", asked=asked, tasks=tasks)
+    return _objection("lightnings_tasks", asked=asked, tasks=tasks)
 
 
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
@@ -204,7 +204,7 @@ def _one_chunk(launch: MegatronLaunch) -> Answer:
         return None
     smaller = "a smaller number" if given[0] == CHUNKED[0] else "2 or more"
     facts = {"flag": flag_name(given[0]), "value": launch.get(given[0]), "smaller": smaller}
-    return _told("one_chunk", **facts)
+    return _objection("one_chunk", **facts)
 
 
 @argument_rule("vp.chunk_layers", f"{ARGUMENTS}: num_layers_per_virtual_pipeline_stage")
@@ -215,14 +215,14 @@ def _chunk_layers(launch: MegatronLaunch) -> Answer:
     if size is None or not total or pp < 2:
         return None
     if any(launch.get(name) is not None for name in _END_SIZES):
-        return _told("own_stages", flag=flag_name(CHUNKED[0]), other=flag_name(CHUNKED[1]))
+        return _objection("own_stages", flag=flag_name(CHUNKED[0]), other=flag_name(CHUNKED[1]))
     total += sum(bool(launch.get(end)) for end in ENDS)
     if total % pp:  # `pp.split` knows no number of chunks then
-        return _told("uneven_stages", total=total, pp=pp)
+        return _objection("uneven_stages", total=total, pp=pp)
     if (total // pp) % size == 0:
         return None
     facts = {"flag": flag_name(CHUNKED[0]), "size": size, "layers": total // pp}
-    return _told("chunk_layers", total=total, pp=pp, **facts)
+    return _objection("chunk_layers", total=total, pp=pp, **facts)
 
 
 @argument_rule("pp.layout", f"{ARGUMENTS}: pipeline_model_parallel_layout")
@@ -260,7 +260,7 @@ def _batch(launch: MegatronLaunch) -> Answer:
             unit = micro * groups
     if total % unit == 0:
         return None
-    return _told("batch", total=total, named=named, unit=unit)
+    return _objection("batch", total=total, named=named, unit=unit)
 
 
 @argument_rule("world.product", f"{ARGUMENTS}: world_size, by what divides it")
@@ -290,7 +290,7 @@ def _never_divides(launch: MegatronLaunch, degrees: Sequence[str]) -> Answer:
     if launch.world is None or len(known) == len(degrees) or launch.world % product == 0:
         return None
     named = " x ".join(f"{flag_name(name)} {value}" for name, value in known.items() if value > 1)
-    return _told("never_divides", world=launch.world, named=named)
+    return _objection("never_divides", world=launch.world, named=named)
 
 
 def chunks_of(launch: MegatronLaunch) -> int | None:

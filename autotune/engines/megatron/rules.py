@@ -182,9 +182,9 @@ OF_SOME_RELEASES: Mapping[str, str] = _EACH["{knob}.release"]
 
 def _rules() -> Iterator[Rule[LayoutRows]]:
     for row in _ROWS:
-        each = row.get("each", {"": ""})
-        for knob in each:
-            value = each[knob] if isinstance(each, Mapping) else ""
+        knobs = row.get("each", {"": ""})
+        for knob in knobs:
+            value = knobs[knob] if isinstance(knobs, Mapping) else ""
             entries: dict[str, Any] = {
                 entry: text.replace("{knob}", knob).replace("{value}", value)
                 for entry, text in row.items()

@@ -97,8 +97,8 @@ def _prepare(path: Any, save: Function, *args: Any, **kwargs: Any) -> Any:
 
 def _has_room(path: Any, values: Any) -> bool:
     """Whether values fit among the files that a trial keeps, in the place of what is there."""
-    kept = map(_identity, _prepared.keys() - set(_files_in(path)))
-    return sum(one[1] for one in kept if one) + _bytes_of(values) <= _most_bytes
+    left = map(_identity, _prepared.keys() - set(_files_in(path)))
+    return sum(one[1] for one in left if one) + _bytes_of(values) <= _most_bytes
 
 
 def _bytes_of(value: Any) -> int:
@@ -129,8 +129,8 @@ def _load_client_state(
     """Read what the script saved beside a checkpoint: that of another ZeRO stage is refused."""
     import torch
 
-    if kept := _client_states.get((os.path.abspath(load_dir), str(tag))):
-        return kept
+    if states := _client_states.get((os.path.abspath(load_dir), str(tag))):
+        return states
     latest = Path(load_dir, "latest")
     if tag is None and latest.is_file():
         tag = latest.read_text(encoding="utf-8").strip()

@@ -395,8 +395,8 @@ def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of:
     is_same = given.lower() in spelled
     changes = {section: {"type": best}} if is_same else {}
     way = "" if is_same else f"set {section}.type to one, such as {best}"
-    told: dict[str, Any] = {"section": section, "given": given, "of": of, "way": way}
-    return finding("unknown_type", changes=changes, **told)
+    facts: dict[str, Any] = {"section": section, "given": given, "of": of, "way": way}
+    return finding("unknown_type", changes=changes, **facts)
 
 
 def patch(path: str, keys: Patch) -> dict[str, Any]:

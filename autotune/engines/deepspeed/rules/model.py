@@ -24,6 +24,6 @@ def _recompute_every(setup: Setup) -> Finding | None:
     if not layers or every <= layers:
         return None
     what = "the first layer alone" if setup.pp == 1 else "a whole stage at once"
-    told: dict[str, Any] = {"recompute": setup.recompute, "every": every, "layers": layers}
+    facts: dict[str, Any] = {"recompute": setup.recompute, "every": every, "layers": layers}
     other = "full" if layers == 1 else f"every_{layers}"
-    return finding("recompute_beyond", what=what, other=other, **told)
+    return finding("recompute_beyond", what=what, other=other, **facts)

@@ -37,5 +37,5 @@ def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
         return None
     changes = cpu_adam_by(setup) or zero(offload_optimizer={"ratio": 1.0})
     way = "" if setup.optimizer in ("adam", "adamw") else "or set optimizer.type to AdamW"
-    told: dict[str, Any] = {"ratio": _ratio(setup), "adam": adam_in_words(setup), "way": way}
-    return finding("ratio_needs_cpu_adam", changes=changes, **told)
+    facts: dict[str, Any] = {"ratio": _ratio(setup), "adam": adam_in_words(setup), "way": way}
+    return finding("ratio_needs_cpu_adam", changes=changes, **facts)

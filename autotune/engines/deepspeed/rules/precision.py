@@ -45,8 +45,8 @@ def _unsupported(setup: Setup) -> Finding | None:
         return None
     other = next((name for name in ("bf16", "fp16") if name in there), "fp32")
     device, known = setup.environment.device_name, ", ".join(there)
-    told: dict[str, Any] = {"dtype": setup.dtype, "device": device}
-    return finding("unsupported_precision", there=known, other=other, **told)
+    facts: dict[str, Any] = {"dtype": setup.dtype, "device": device}
+    return finding("unsupported_precision", there=known, other=other, **facts)
 
 
 @rule("runtime/engine.py:1812-1829")
@@ -91,5 +91,5 @@ def _master_weights_offload(setup: Setup) -> Finding | None:
     else:
         off = {key: False} | ({STATES: None} if is_bf16 else {})
         changes = (is_offloaded and cpu_adam_by(setup)) or {section: off}
-    told: dict[str, Any] = {"section": section, "key": key, "adam": adam_in_words(setup)}
-    return finding("masters_offload", changes=changes, device=setup.optimizer_offload, **told)
+    facts: dict[str, Any] = {"section": section, "key": key, "adam": adam_in_words(setup)}
+    return finding("masters_offload", changes=changes, device=setup.optimizer_offload, **facts)

@@ -186,21 +186,21 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
-    told: dict[str, Any] = {"where": where, "written": shown(name, value), "wants": key.wants}
+    facts: dict[str, Any] = {"where": where, "written": shown(name, value), "wants": key.wants}
     if meant is REFUSED:
         meant = _section_of(where, value)
     # An empty section is none.
     changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
-        told["way"] = "" if changes else f"set {where} to {key.wants}, or leave it out"
-        return finding("refused_value", changes=changes, choices=(leave,), **told)
+        facts["way"] = "" if changes else f"set {where} to {key.wants}, or leave it out"
+        return finding("refused_value", changes=changes, choices=(leave,), **facts)
     if taken == meant and not is_auto(value):
-        return finding("converted_value", changes=changes, taken=json.dumps(taken), **told)
-    told |= {"taken": shown(name, taken), "way": ""}
+        return finding("converted_value", changes=changes, taken=json.dumps(taken), **facts)
+    facts |= {"taken": shown(name, taken), "way": ""}
     if is_auto(value):
-        changes, told["way"] = {}, f"write the value of {where}"
-    return finding("other_value", changes=changes, **told)
+        changes, facts["way"] = {}, f"write the value of {where}"
+    return finding("other_value", changes=changes, **facts)
 
 
 def _section_of(where: str, value: Any) -> Any:

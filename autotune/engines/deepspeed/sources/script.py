@@ -72,8 +72,8 @@ def own_defaults(path: Path) -> frozenset[str] | None:
     taken = [one for one in given if _name(one) in (*derived, *trainers) or _is_named_whole(one)]
     if len(taken) != 1 or any(_calls(tree, "set_defaults")):
         return None
-    own = derived.get(_name(taken[0]))
-    return frozenset(_fields(own)) if own is not None else frozenset()
+    made = derived.get(_name(taken[0]))
+    return frozenset(_fields(made)) if made is not None else frozenset()
 
 
 def _trls_parsed(tree: ast.AST) -> str | None:
@@ -161,12 +161,12 @@ def refuses_rank_flag(path: Path) -> bool:
             for one in call.args
         )
     )
-    own = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
+    roots = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
     classes = {_name(one) for call in _calls(tree, _PARSER) for one in _classes(call)}
     return (
         any(_calls(tree, name))
         and not any(call.args or call.keywords for call in _calls(tree, name))
-        and not (is_shared if of_argparse else classes - own or not classes)
+        and not (is_shared if of_argparse else classes - roots or not classes)
         and _TAKES_MORE.search(ast.unparse(tree)) is None
     )
 
@@ -347,8 +347,8 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
     name = _name(calls[0].func)
     is_open = any(one.arg is None for one in calls[0].keywords)
     is_open |= name not in (*_CLASSES, *_TRLS)
-    own = unknown.union(_TRLS.get(name, ()))
-    return MadeArguments(known=known, unknown=None if is_open else frozenset(own))
+    named = unknown.union(_TRLS.get(name, ()))
+    return MadeArguments(known=known, unknown=None if is_open else frozenset(named))
 
 
 def _value(node: ast.expr, flags: Mapping[str, Any], constants: Mapping[str, Any]) -> Any:

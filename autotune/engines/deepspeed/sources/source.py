@@ -174,8 +174,8 @@ def read_all(
 
 
 def _not_followed(path: Path, kind: str, row: str, **facts: Any) -> NotFollowedError:
-    told = JobError.of(f"engines.deepspeed.{row}", path=path, **facts)
-    return NotFollowedError(path, kind, message=told.message, hint=told.hint)
+    error = JobError.of(f"engines.deepspeed.{row}", path=path, **facts)
+    return NotFollowedError(path, kind, message=error.message, hint=error.hint)
 
 
 def _script_of_arguments(path: Path) -> str:
