@@ -442,8 +442,9 @@ def _adapters(p: Plans, s: Sizes, c: Constants, width: Column) -> Column:
 
     Per element of an input in 16 bit: it is dropped out with a mask, cast and read (10 bytes); of
     a result: written, scaled and added to that of the frozen product (14). Each of the projections
-    has its own, but experts that lie in one tensor: `all-linear` skips them. Source:
-    huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward; tuners/tuners_utils.py.
+    has its own. Experts that lie in one tensor have none: peft leaves them out, or changes their
+    weights (`adapts_experts`), whose time is not counted. Source: huggingface/peft,
+    src/peft/tuners/lora/layer.py, Linear.forward and ParamWrapper; tuners/tuners_utils.py.
     """
     if not np.any(p.adapters):
         return 0.0
