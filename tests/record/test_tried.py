@@ -82,13 +82,14 @@ def test_the_page_says_what_is_missing():
     assert tried_on(attention, []) == "**nothing yet**"
     on_cpu = run(attention=["eager", "sdpa"])
     assert tried_on(attention, [on_cpu]) == (
-        "2 CPU ranks (eager, sdpa); **never: flash_attention_2**; **never on a GPU**"
+        "2 CPU ranks (eager, sdpa); **never: flash_attention_2, flex_attention**; "
+        "**never on a GPU**"
     )
     default = run("cuda", ranks=1, attention=["default"])
     assert tried_on(attention, [default]).endswith("; **on a GPU the default alone**")
-    on_gpu = run("cuda", ranks=1, attention=["flash_attention_2"])
+    on_gpu = run("cuda", ranks=1, attention=["flash_attention_2", "flex_attention"])
     assert tried_on(attention, [on_cpu, on_gpu]) == (
-        "2 CPU ranks (eager, sdpa); 1 GPU (flash_attention_2)"
+        "2 CPU ranks (eager, sdpa); 1 GPU (flash_attention_2, flex_attention)"
     )
 
 
