@@ -157,7 +157,8 @@ def _head_lost(place: str, ground: Ground) -> None:
 
 
 def _flags(cluster: Cluster) -> list[str]:
-    return [*cluster.ray.flags, "--trials", "1", "--no-diagnose", "--budget", "40s"]
+    """Those of a search whose budget outlasts the half minute in which Ray gives a node up."""
+    return [*cluster.ray.flags, "--trials", "1", "--no-diagnose", "--budget", "90s"]
 
 
 def _answers(search: Search, flags: list[str]) -> None:
