@@ -40,7 +40,7 @@ UNLIKELY = 0.08
 """Probability that one of the others is faster by more than `ZONE` at which the best is named."""
 N_CONFIRM = 2
 """Candidates that are confirmed cold: the best and the baseline."""
-SURE = 0.02
+SURE = 0.03
 """Probability of being faster by more than `ZONE` below which a candidate drops out."""
 MISSED = 0.025
 """Share of looks that may miss the true gain, of which there are two."""
@@ -78,7 +78,7 @@ class Rules:
         return Counter({self.start: n - n_confirming}) + Counter({Start.COLD: n_confirming})
 
 
-WARM = Rules(start=Start.WARM, looks=(3, 6))
+WARM = Rules(start=Start.WARM, looks=(2, 4))
 """A run costs little more than its steps."""
 COLD = Rules(start=Start.COLD, looks=(3, 4))
 """Every run starts cold."""
