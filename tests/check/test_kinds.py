@@ -402,6 +402,16 @@ def test_a_script_is_read_for_the_file_that_it_names(tmp_path, monkeypatch):
         check_file(Path("other.py"), CheckFlags())
 
 
+def test_a_setting_that_axolotl_leaves_out_is_warned_of(tmp_path):
+    (tmp_path / "auto.json").write_text(FILES["auto.json"])
+    settings = {**DATA["SETTINGS"]["axolotl"], "deepspeed": "auto.json", "adam_eps": 1e-6}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (report,) = check_file(tmp_path / "settings.yaml", CheckFlags(world=2))
+    (found,) = report.found
+    assert (found.violation.rule, found.violation.level) == ("file.misspelt_argument", "warning")
+    assert "did you mean adam_epsilon?" in found.violation.message
+
+
 @pytest.mark.parametrize(("program", "clash", "mend", "rule"), DATA["CLASHES"])
 def test_words_that_a_program_refuses_are_told_and_not_what_it_takes(
     tmp_path, monkeypatch, program, clash, mend, rule

@@ -121,6 +121,8 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
     if PurePath(name).name == "llamafactory-cli":
+        if any(word.endswith(_DATA) for word in to_script[:2]):  # it takes no flags behind a file
+            script = {f"--{name}": value for name, value in script.items()}
         script |= dict(_settings(to_script))
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     is_cpu = by_accelerate and launcher.get("cpu") is True

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autotune.base.data import table_beside
+from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.units import format_count
@@ -41,6 +43,8 @@ _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refus
 _MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
+_NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
+"""Program -> names of its arguments, in all releases, and what it does with another one."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that spread a model over all devices that a rank sees."""
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
@@ -176,6 +180,14 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
     others = ("Trainer",) if reader in _MADE else ("TRL", "Trainer")
     others = others if source.consumer is Consumer.TRAINER else ()
+    known = _NAMES.get(reader, {"names": ()})
+    for name in arguments.keys() - known["names"]:
+        near = misspelt(name.removeprefix("--"), known["names"])
+        if near and near not in arguments:
+            facts = {"name": name, "reader": reader, "near": near}
+            facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
+            consequence = known["consequence"]
+            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         first, when = row["when"].split()[0], row["when"]
