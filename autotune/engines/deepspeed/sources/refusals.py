@@ -13,6 +13,7 @@ from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.units import format_count
+from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
@@ -180,14 +181,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
     others = ("Trainer",) if reader in _MADE else ("TRL", "Trainer")
     others = others if source.consumer is Consumer.TRAINER else ()
-    known = _NAMES.get(reader, {"names": ()})
-    for name in arguments.keys() - known["names"]:
-        near = misspelt(name.removeprefix("--"), known["names"])
-        if near and near not in arguments:
-            facts = {"name": name, "reader": reader, "near": near}
-            facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-            consequence = known["consequence"]
-            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
+    yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         first, when = row["when"].split()[0], row["when"]
@@ -212,6 +206,25 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
             beside=filled(beside, value_of),
             way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
+
+
+def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
+    """Arguments that a program does not have, and that are like one of its own."""
+    script, is_parsed = source.script, source.own_defaults is not None
+    reader = reader or ("Trainer" if script is not None and is_parsed else "")
+    known = _NAMES.get(reader, {"names": ()})
+    for name in source.arguments.keys() - known["names"]:
+        near = misspelt(name.removeprefix("--"), known["names"])
+        is_begun = name in source.line.arguments and f"{near}".startswith(
+            name
+        )  # argparse takes it
+        if near is None or near in source.arguments or is_begun:
+            continue
+        if script is None or name not in read_text(script):
+            fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
+            facts = {"name": name, "reader": reader, "near": near, "fix": fix}
+            consequence = known["consequence"]
+            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
