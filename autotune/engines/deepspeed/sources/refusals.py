@@ -179,7 +179,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     arguments = source.arguments
     is_swifts = PurePath(source.line.script).name == "swift"
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
-    others = ("Trainer",) if reader in _MADE else ("TRL", "Trainer")
+    others = ("TRL", "Trainer")[reader in _MADE :]  # such a program checks TRL's itself
     others = others if source.consumer is Consumer.TRAINER else ()
     yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
