@@ -222,6 +222,7 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "file.visible_devices"),
         (f"cat > h <<E\na slots=2\nE\ndeepspeed --hostfile h --include a:2 {SCRIPT}",
          "file.visible_devices"),
+        ("python light.py", "lightning.accumulation"),
         # OpenRLHF.
         (f"{RLHF}_sft --train_batch_size 4 --micro_train_batch_size 4", "batch.product"),
         (f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 3", "batch.product"),
@@ -400,6 +401,12 @@ def test_a_script_is_read_for_the_file_that_it_names(tmp_path, monkeypatch):
     assert [one.violation.rule for one in report.found] == ["batch.product"]
     with pytest.raises(JobError, match=r"other\.py: is a script whose code names no ds_config"):
         check_file(Path("other.py"), CheckFlags())
+
+
+def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError, match="a shell file without a launch line that names one"):
+        judged(tmp_path, "#!/bin/bash\nllamafactory-cli webchat factory.yaml\n")
 
 
 def test_a_setting_that_axolotl_leaves_out_is_warned_of(tmp_path):
