@@ -43,7 +43,8 @@ _OF_ACCELERATE = ("accelerate.", "huggingface.accelerate_duplicate", "huggingfac
 """Beginnings of the names of rules about accelerate's YAML."""
 _LAUNCH_RULES = ("lost_line", "blank_word", "visible_", "idle_", "tasks", "lone_", "local_rank")
 _OF_ARGUMENTS = "huggingface.two_precisions"
-_MAYBE_OF_LAUNCHES = ("file.program_refuses", "accelerate.processes", _OF_ARGUMENTS)
+_OF_PROGRAMS = ("file.program_refuses", "file.misspelt_argument", "accelerate.processes")
+_MAYBE_OF_LAUNCHES = (*_OF_PROGRAMS, _OF_ARGUMENTS)
 """Rules about a launch where they name no key."""
 _OF_LAUNCHES = (*(f"file.{name}" for name in _LAUNCH_RULES), _OF_ARGUMENTS)
 """The same of rules about a launch; another line than its first is their `at`."""
@@ -385,6 +386,8 @@ class _Wishes:
         """Place of an argument in the file that holds them; None: it does not stand there."""
         path, at = self._source.arguments_path, self._source.arguments_at
         if path is None or not path.is_file() or not violation.at:
+            return None
+        if violation.at[0] in self._source.line.arguments:
             return None
         is_yaml = path.suffix in (".yaml", ".yml")
         found = places_in(read_text(path), at, "yaml" if is_yaml else "json").of(violation)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import JobError
@@ -31,7 +32,8 @@ MACHINES = "accelerate launch --config_file machines.yaml"
 OF_YAML = "trainer.py --gradient_accumulation_steps 4"
 RLHF = "deepspeed --num_gpus 8 --module openrlhf.cli.train"
 VERL = (
-    "python3 -m verl.trainer.main_ppo trainer.nnodes=1 actor_rollout_ref.actor."
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.nnodes=1 "
+    "actor_rollout_ref.actor."
     "ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
 )
 EASY = "python3 -m verl.trainer.main config=easy.yaml worker.actor"
@@ -220,6 +222,7 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "file.visible_devices"),
         (f"cat > h <<E\na slots=2\nE\ndeepspeed --hostfile h --include a:2 {SCRIPT}",
          "file.visible_devices"),
+        ("python light.py", "lightning.accumulation"),
         # OpenRLHF.
         (f"{RLHF}_sft --train_batch_size 4 --micro_train_batch_size 4", "batch.product"),
         (f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 3", "batch.product"),
@@ -400,55 +403,47 @@ def test_a_script_is_read_for_the_file_that_it_names(tmp_path, monkeypatch):
         check_file(Path("other.py"), CheckFlags())
 
 
-AXOLOTL = (
-    "base_model: m\nmicro_batch_size: 1\nsequence_len: 64\nadapter: lora\ndeepspeed: ds.json\n"
-)
+def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError, match="a shell file without a launch line that names one"):
+        judged(tmp_path, "#!/bin/bash\nllamafactory-cli webchat factory.yaml\n")
+
+
+def test_a_setting_that_axolotl_leaves_out_is_warned_of(tmp_path):
+    (tmp_path / "auto.json").write_text(FILES["auto.json"])
+    settings = {**DATA["SETTINGS"]["axolotl"], "deepspeed": "auto.json", "adam_eps": 1e-6}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (report,) = check_file(tmp_path / "settings.yaml", CheckFlags(world=2))
+    (found,) = report.found
+    assert (found.violation.rule, found.violation.level) == ("file.misspelt_argument", "warning")
+    assert "did you mean adam_epsilon?" in found.violation.message
+
+
+@pytest.mark.parametrize(("program", "clash", "mend", "rule"), DATA["CLASHES"])
+def test_words_that_a_program_refuses_are_told_and_not_what_it_takes(
+    tmp_path, monkeypatch, program, clash, mend, rule
+):
+    monkeypatch.chdir(tmp_path)
+    for words, is_refused in ((clash, True), (mend, False)):
+        would_run, found, _ = judged(tmp_path, f"#!/bin/bash\n{DATA['LINES'][program]} {words}\n")
+        assert (would_run is False, rule in {one.removeprefix("megatron.") for one in found}) == (
+            (is_refused, is_refused)
+        )
 
 
 @pytest.mark.parametrize(
-    ("text", "stage", "is_refused"),
-    [
-        (f"{FILES['factory.yaml']}pure_bf16: true\n", 3, True),
-        (f"{FILES['factory.yaml']}pure_bf16: true\n", 2, False),
-        (f"{FILES['factory.yaml']}pure_bf16: false\n", 3, False),
-        (f"{FILES['factory.yaml']}use_galore: true\n", 2, True),
-        (f"{AXOLOTL}fsdp: [full_shard]\n", 2, True),
-        (f"{AXOLOTL}fsdp: []\noptimizer: adamw_torch\n", 2, False),
-        (f"{AXOLOTL}optimizer: muon\n", 1, True),
-        ("finetuning_type: lora\nquantization_bit: 8\ndeepspeed: ds.json\n", 3, True),
-        ("finetuning_type: lora\nquantization_bit: 4\ndeepspeed: ds.json\n", 3, False),
-        (f"{FILES['factory.yaml']}use_badam: true\n", 2, True),
-        (f"{FILES['factory.yaml']}use_badam: true\n", 3, False),
-        (f"{FILES['factory.yaml']}load_best_model_at_end: true\n", 2, True),
-        (f"{FILES['factory.yaml']}load_best_model_at_end: true\neval_strategy: steps\n"
-         "val_size: 0.1\n", 2, False),
-        (f"{FILES['factory.yaml']}eval_strategy: steps\n", 2, True),
-        (f"{FILES['factory.yaml']}streaming: true\n", 2, True),
-        (f"{FILES['factory.yaml']}streaming: true\nmax_steps: 9\n", 2, False),
-        (f"{FILES['factory.yaml']}quantization_bit: 4\n", 2, True),
-        (f"{FILES['factory.yaml']}neat_packing: true\n", 2, False),
-        ("stage: dpo\nneat_packing: true\nfinetuning_type: lora\ndeepspeed: ds.json\n", 2, True),
-        (f"{AXOLOTL}context_parallel_size: 2\nsample_packing: true\n", 2, False),
-        (f"{AXOLOTL.replace('batch_size: 1', 'batch_size: 2')}context_parallel_size: 2\n"
-         "sample_packing: true\n", 2, True),
-        ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 1, True),
-        ("train_type: full\noptimizer: muon\ndeepspeed: ds.json\n", 0, False),
-        ("num_generations: 8\ngeneration_batch_size: 12\ndeepspeed: ds.json\n", 2, True),
-        ("num_generations: 8\ngeneration_batch_size: 16\ndeepspeed: ds.json\n", 2, False),
-        (
-            "train_type: full\nsave_only_model: true\nload_best_model_at_end: true\n"
-            "deepspeed: ds.json\n",
-            2,
-            True,
-        ),
-    ],
-)  # fmt: skip
-def test_what_a_program_refuses_beside_deepspeed_is_told(tmp_path, text, stage, is_refused):
-    (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
-    path = tmp_path / "settings.yaml"
-    path.write_text(text.replace("auto.json", "ds.json"))
-    (report,) = check_file(path, CheckFlags(world=2))
-    assert ("file.program_refuses" in {one.violation.rule for one in report.found}) == is_refused
+    ("program", "clash", "mend"),
+    [(name, *case) for name, cases in DATA["REFUSED"].items() for case in cases],
+)
+def test_what_a_program_refuses_is_told_and_not_what_it_takes(tmp_path, program, clash, mend):
+    for given, is_refused in ((clash, True), ({**clash, **mend}, False)):
+        settings = {**DATA["SETTINGS"][program], **given, "deepspeed": "ds.json"}
+        stage = settings.pop("zero", 2)
+        (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
+        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+        (report,) = check_file(tmp_path / "settings.yaml", CheckFlags(world=2))
+        rules = {one.violation.rule for one in report.found}
+        assert ("file.program_refuses" in rules) == is_refused
 
 
 BLOCKED = """

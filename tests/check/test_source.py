@@ -185,6 +185,7 @@ def test_arguments_of_hugging_face_name_the_file(tmp_path, folder):
     inner = write(tmp_path, AUTO | {"gradient_clipping": 0.5})
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     arguments = {
+        "base_model": "m",
         "deepspeed": inner.name,
         "micro_batch_size": 2,
         "gradient_accumulation_steps": 4,

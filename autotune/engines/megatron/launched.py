@@ -457,12 +457,13 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         for word in command.words
         if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    at = parts_of(words).script_at
+    swift = _swift_at(words)
+    at = parts_of(words).script_at if swift is None else swift
     program, fields = _settings_of_program(words[at:], path)
     is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
     overrides = [] if is_other else overrides
     is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
-    is_overrides |= is_other
+    is_overrides |= "script" in asked_of
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
     if script is None:
@@ -471,7 +472,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = ranks_of(words, **around)
         ranks = ranks if ranks.world else named.ranks
         return replace(named, variables=variables, ranks=ranks)
-    is_swift = _swift_at(words) is not None
+    is_swift = swift is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
@@ -480,7 +481,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
             arguments.take_override(match[1].lstrip("+."), match[2], word.start)
         counts = asked_of.get("counts", {}) if fields else {}
         for name in counts.keys() - arguments.unknown - arguments.counts.keys():
-            arguments.counts[name] = typed(fields.get(f"trainer.{name}", str(counts[name])))
+            field, default = counts[name]
+            arguments.counts[name] = typed(fields.get(field, str(default)))
     elif is_swift:
         arguments.take_swift(command.words[script + 1 :], command.words[script].start)
     else:
@@ -554,7 +556,7 @@ def _configured(
     if of_hydra.get("--config-path", "config") != "config" or name not in known:
         return {}
     engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
-    return {**given, "model_engine": given.get("actor_rollout_ref.actor.strategy", engine)}
+    return {**given, "model_engine": given.get(program["strategy"], engine)}
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:

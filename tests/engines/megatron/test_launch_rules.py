@@ -32,7 +32,9 @@ OTHERWISE = {
     "batch.micro",
     *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding", "environment.lightning"),
     *("batch.easyr1", "rollout.one_sample", "batch.packing", "batch.logprob", "batch.on_policy"),
-    *("batch.rollout", "rollout.one_kl"),
+    *("batch.rollout", "rollout.one_kl", "rollout.experts", "rollout.pipeline", "rollout.swift"),
+    *("batch.swift", "batch.skyrl", "rollout.advantages", "rollout.logprobs", "rollout.weights"),
+    "rollout.critic",
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""

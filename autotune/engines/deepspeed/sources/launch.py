@@ -120,7 +120,11 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
-    if PurePath(name).name == "llamafactory-cli":
+    is_factory = PurePath(name).name == "llamafactory-cli"
+    trains = not is_factory or to_script[:1] == ["train"]  # others chat, export or serve
+    if is_factory:
+        if any(word.endswith(_DATA) for word in to_script[:2]):  # it takes no flags behind a file
+            script = {f"--{name}": value for name, value in script.items()}
         script |= dict(_settings(to_script))
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     is_cpu = by_accelerate and launcher.get("cpu") is True
@@ -160,7 +164,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         accelerate_config=text_or_none(launcher.get("config_file")) if by_accelerate else None,
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
-        named=_named_file(to_script, script) if config is None else None,
+        named=_named_file(to_script, script) if config is None and trains else None,
         open_words=tuple(open_words(to_script)),
         is_tuned=kind == "deepspeed" and "autotuning" in launcher,
         is_whole=not any(open_words(words[parts.launcher_at + 1 : parts.script_at])),

@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autotune.base.data import table_beside
+from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.units import format_count
+from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
@@ -30,7 +33,7 @@ from autotune.engines.deepspeed.sources.script import (
     prepares_no_loader,
     reads_name,
 )
-from autotune.engines.deepspeed.sources.training import FACTORY, SWIFT, defaults_of
+from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds, listed
@@ -38,8 +41,11 @@ from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violat
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
 """Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
-_MADE_BY_SWIFT = ("eval_strategy", "gradient_accumulation_steps")
-"""Arguments that ms-swift makes of others where nobody gives them."""
+_MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
+"""Program with defaults of its own -> arguments of Trainer's that it makes of others."""
+_OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
+_NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
+"""Program -> names of its arguments, in all releases, and what it does with another one."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that spread a model over all devices that a rank sees."""
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
@@ -173,12 +179,14 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     arguments = source.arguments
     is_swifts = PurePath(source.line.script).name == "swift"
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
-    others = ("TRL", "Trainer") if source.consumer is Consumer.TRAINER else ()
+    others = ("TRL", "Trainer")[reader in _MADE :]  # such a program checks TRL's itself
+    others = others if source.consumer is Consumer.TRAINER else ()
+    yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         first, when = row["when"].split()[0], row["when"]
         name = row.get("name") or first.partition("=")[0]
-        value_of = partial(_argument, source, reader)
+        value_of = partial(_argument, source, reader, program)
         try:
             is_refused = holds(when, value_of)
         except UnknownFactError as error:
@@ -200,8 +208,29 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
         )
 
 
-def _argument(source: Source, reader: str, name: str) -> Any:
-    """An argument, its default where nobody gives it, the ZeRO stage, or the ranks.
+def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
+    """Arguments that a program does not have, and that are like one of its own."""
+    script, is_parsed = source.script, source.own_defaults is not None
+    reader = reader or ("Trainer" if script is not None and is_parsed else "")
+    known = _NAMES.get(reader, {"names": ()})
+    for name in source.arguments.keys() - known["names"]:
+        near = misspelt(name.removeprefix("--"), known["names"])
+        is_begun = name in source.line.arguments and f"{near}".startswith(
+            name
+        )  # argparse takes it
+        if near is None or near in source.arguments or is_begun:
+            continue
+        if script is None or name not in read_text(script):
+            fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
+            facts = {"name": name, "reader": reader, "near": near, "fix": fix}
+            consequence = known["consequence"]
+            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
+
+
+def _argument(source: Source, reader: str, program: str, name: str) -> Any:
+    """An argument, its default where nobody gives it, a key of the configuration, or the ranks.
+
+    A program's own checks come before what it makes of its arguments for Trainer.
 
     Raises:
         UnknownFactError: Nobody knows it.
@@ -212,15 +241,15 @@ def _argument(source: Source, reader: str, name: str) -> Any:
         "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
-    }.get(name)
+    }.get(name, look_up({**source.config, **source.arguments}, name) if "." in name else None)
     is_open = isinstance(value, str) and (value == AUTO or "$" in value)
-    own_defaults = source.own_defaults
-    is_default = reader in (FACTORY, openrlhf.READER)
-    is_default |= reader == SWIFT and name not in _MADE_BY_SWIFT
+    own_defaults, is_own = source.own_defaults, program == reader in _MADE
+    is_default = is_own or name not in _MADE.get(reader, (name,))
     is_default |= own_defaults is not None and name not in own_defaults
     if is_open or (value is None and (name == "world" or not is_default)):
         raise UnknownFactError(name)
-    return defaults_of(reader).get(name) if value is None else value
+    defaults = _OWN_DEFAULTS.get(reader, {}) if is_own else defaults_of(reader)
+    return defaults.get(name) if value is None else value
 
 
 def _texts(source: Source) -> Iterator[Violation]:

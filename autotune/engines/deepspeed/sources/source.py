@@ -462,10 +462,12 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     if is_guessed and not reader and script is not None and uses_lightnings(script):
         # Lightning's own arguments stand in the script: what the file lacks is known to it alone.
         made = {name: AUTO for name in lightning.FILLED} | dict(section.config)
+        is_guessed, refuses = False, lightning.ACCUMULATION in section.config
         section = replace(
             section,
             config=made,
             is_made=True,
+            refused=(violation_of("lightning.accumulation"),) if refuses else (),
             unknown=frozenset((name,) for name in made if name not in section.config),
         )
         reader, because = "Lightning", f"{line.script} has Lightning's DeepSpeed strategy"
