@@ -309,27 +309,22 @@ def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
 
 
 def spread_s(
-    g: RankGroup,
-    token_bytes: Column,
-    copies: Column,
-    reach_share: Column = 1.0,
-    expert_groups: Column = 1.0,
+    g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column, groups: Column
 ) -> Column:
     """Time in which each rank sends its tokens to `copies` others, to the same place once.
 
     Over the network a token goes once to each node, from where NVLink takes it on to each rank, at
     the same time: of m places that are as likely it reaches m (1 - (1 - 1/m)^copies). These are
-    the n there are, or those that have one of its groups of experts: where a place has several
-    groups, few places have none. Source: deepseek-ai/DeepEP, README.md, and its branch hybrid-ep
-    for domains of NVLink.
+    the ones with a group of experts that it chose: few have none where each has several. Source:
+    deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
     """
     fabric = g.fabric
     sets = np.maximum(1.0, g.ranks / fabric.inside)
     nodes = np.maximum(1.0, g.ranks / g.local)
 
     def others(places: Column) -> Column:
-        of_groups = (1.0 - reach_share) ** np.maximum(1.0, expert_groups / places)
-        likely = np.maximum(1.0, places * (1.0 - of_groups))
+        has_none = (1.0 - reach_share) ** np.maximum(1.0, groups / places)
+        likely = np.maximum(1.0, places * (1.0 - has_none))
         return (1.0 - 1.0 / places) * likely * (1.0 - (1.0 - 1.0 / likely) ** copies)
 
     far = np.maximum(
