@@ -53,7 +53,7 @@ _MOST_LEARNED = 100
 _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.8
-"""A candidate that fits with more probability is called safe; a plan promises it from `MIN_FIT`."""
+"""A candidate that fits with more probability is called safe; `MIN_FIT` is what plans ask for."""
 _NOISE = float(np.hypot(VARIATION, TIME_PRIOR.noise.median))
 """Deviation of log step time between runs of one configuration, as a search has it."""
 _LEAST_GROUP = 4
@@ -337,8 +337,8 @@ def show(found: Line) -> None:
     print(
         f"fits: {calls['ran_called_impossible']} of {calls['ran']} runs that ran are called "
         f"impossible {calls['ran_called_impossible_ids']}; {calls['oom_called_safe']} of "
-        f"{calls['oom']} that ran out of memory safe {calls['oom_called_safe_ids']}; a plan promises "
-        f"{calls['oom_promised']} of these {calls['oom_promised_ids']}, and not "
+        f"{calls['oom']} that ran out of memory safe {calls['oom_called_safe_ids']}; a plan "
+        f"promises {calls['oom_promised']} of these {calls['oom_promised_ids']}, and not "
         f"{calls['ran_not_promised']} of those that ran"
     )
 

@@ -218,7 +218,7 @@ def _learned(
     below, above = (reached[rows] for reached in learned.ends(kinds, as_known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
-    own = {name: min(size, most_wider) for name, size in needed.items()}
+    own = {name: round(min(size, most_wider), 3) for name, size in needed.items()}
     return learned.model_copy(update={"frameworks": own})
 
 
@@ -253,7 +253,8 @@ def _of_few(wider: Ends, sources: int) -> Ends:
     """
     least = END * _MOST_WIDER
     times = min(least, t_quantile(UPPER, sources - 1) if sources > 1 else least) / END
-    return Ends(low=round(wider.low * times, 3), high=round(wider.high * times, 3), sources=sources)
+    low, high = round(wider.low * times, 3), round(wider.high * times, 3)
+    return Ends(low=low, high=high, sources=sources)
 
 
 def _no_narrower(unknown: Ends, known: Ends) -> Ends:
