@@ -37,6 +37,7 @@ from autotune.cost.residual import (
     calibrate,
     reach_of,
 )
+from autotune.planning.choices import MIN_FIT
 
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -52,7 +53,7 @@ _MOST_LEARNED = 100
 _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.8
-"""A candidate that fits with more probability is called safe."""
+"""A candidate that fits with more probability is called safe; `MIN_FIT` is what plans ask for."""
 _NOISE = float(np.hypot(VARIATION, TIME_PRIOR.noise.median))
 """Deviation of log step time between runs of one configuration, as a search has it."""
 _LEAST_GROUP = 4
@@ -286,12 +287,13 @@ def _fit_calls(judged: Judged) -> Line:
     calls = {
         "ran_called_impossible": ran & (judged.fits < _IMPOSSIBLE),
         "oom_called_safe": oom & (judged.fits > _SAFE),
+        "oom_promised": oom & (judged.fits >= MIN_FIT),
     }
     found: Line = {"ran": int(ran.sum()), "oom": int(oom.sum())}
     for name, which in calls.items():
         found[name] = int(which.sum())
         found[f"{name}_ids"] = [runs.rows[i]["id"] for i in np.flatnonzero(which)]
-    return found
+    return found | {"ran_not_promised": int((ran & (judged.fits < MIN_FIT)).sum())}
 
 
 _MEANS = (
@@ -335,7 +337,9 @@ def show(found: Line) -> None:
     print(
         f"fits: {calls['ran_called_impossible']} of {calls['ran']} runs that ran are called "
         f"impossible {calls['ran_called_impossible_ids']}; {calls['oom_called_safe']} of "
-        f"{calls['oom']} that ran out of memory safe {calls['oom_called_safe_ids']}"
+        f"{calls['oom']} that ran out of memory safe {calls['oom_called_safe_ids']}; a plan "
+        f"promises {calls['oom_promised']} of these {calls['oom_promised_ids']}, and not "
+        f"{calls['ran_not_promised']} of those that ran"
     )
 
 

@@ -26,10 +26,14 @@ from fit_constants import LeftOut, fit, fitted_sources, leave_one_out
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
+from autotune.base.student_t import t_quantile
 from autotune.cost.errors import (
+    END,
     LEVEL,
     METERS,
+    MODELS,
     SHIPPED,
+    UPPER,
     Ends,
     Errors,
     ForecastBasis,
@@ -197,8 +201,10 @@ def _learned(
     prefixes = {" ".join(k.split()[:n]) for k in kinds.names for n in range(1, len(k.split()) + 1)}
     for prefix in sorted(prefixes):
         here = np.array([f"{kind} ".startswith(f"{prefix} ") for kind in each], bool)
-        if _count(sources[here]) >= _ENOUGH_SOURCES:
-            wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
+        wider_kind = found[Widths(kinds=found, wider=wider).nearest(prefix)]
+        if is_time and _count(sources[here]) < _ENOUGH_SOURCES and prefix in MODELS:
+            found[prefix] = _of_few(wider_kind, _count(sources[here]))
+        elif _count(sources[here]) >= _ENOUGH_SOURCES:
             ends = _blend(_ends(scaled[here], sources[here], most), wider_kind)
             known = found.get(prefix.replace("unknown", "known"), ends)
             found[prefix] = _no_narrower(ends, known)
@@ -212,7 +218,7 @@ def _learned(
     below, above = (reached[rows] for reached in learned.ends(kinds, as_known))
     needed = _of_frameworks(np.maximum(beyond / above, -beyond / below), basis.frameworks[rows])
     most_wider = 1.0 + wider.get("new_framework", 0.0)
-    own = {name: min(size, most_wider) for name, size in needed.items()}
+    own = {name: round(min(size, most_wider), 3) for name, size in needed.items()}
     return learned.model_copy(update={"frameworks": own})
 
 
@@ -238,6 +244,17 @@ def _blend(own: Ends, wider: Ends) -> Ends:
         high=round((own.high + wider.high) / 2, 3),
         sources=own.sources,
     )
+
+
+def _of_few(wider: Ends, sources: int) -> Ends:
+    """Ends of models of which hardly a source has any: what few have in common may be chance.
+
+    Those of all models, by the quantile of Student's t of so many sources over the normal one.
+    """
+    least = END * _MOST_WIDER
+    times = min(least, t_quantile(UPPER, sources - 1) if sources > 1 else least) / END
+    low, high = round(wider.low * times, 3), round(wider.high * times, 3)
+    return Ends(low=low, high=high, sources=sources)
 
 
 def _no_narrower(unknown: Ends, known: Ends) -> Ends:

@@ -309,13 +309,13 @@ def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
 
 
 def spread_s(
-    g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column = 1.0
+    g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column, groups: Column
 ) -> Column:
     """Time in which each rank sends its tokens to `copies` others, to the same place once.
 
     Over the network a token goes once to each node, from where NVLink takes it on to each rank, at
     the same time: of m places that are as likely it reaches m (1 - (1 - 1/m)^copies). These are
-    the n there are, or the share of them that its groups of experts leave. Source:
+    the ones with a group of experts that it chose: few have none where each has several. Source:
     deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
     """
     fabric = g.fabric
@@ -323,7 +323,8 @@ def spread_s(
     nodes = np.maximum(1.0, g.ranks / g.local)
 
     def others(places: Column) -> Column:
-        likely = np.maximum(1.0, places * reach_share)
+        has_none = (1.0 - reach_share) ** np.maximum(1.0, groups / places)
+        likely = np.maximum(1.0, places * (1.0 - has_none))
         return (1.0 - 1.0 / places) * likely * (1.0 - (1.0 - 1.0 / likely) ** copies)
 
     far = np.maximum(

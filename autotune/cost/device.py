@@ -81,8 +81,7 @@ def fp4_flops(narrow_flops: float, wide_flops: float) -> float:
 
     Source: NVIDIA, Pretraining Large Language Models with NVFP4 (arXiv:2509.25149).
     """
-    wide_share = _FP4_KEPT_SHARE
-    return 1.0 / ((1.0 - wide_share) / narrow_flops + wide_share / wide_flops)
+    return 1.0 / ((1.0 - _FP4_KEPT_SHARE) / narrow_flops + _FP4_KEPT_SHARE / wide_flops)
 
 
 def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]:

@@ -59,7 +59,7 @@ _HALF_LAYER_S = 0.005
 _HALF_BYTES = 4 * 2**30
 """Layer and peak that count as half small."""
 _MODELS_IN_WORDS = {"dense": "dense models", "experts": "mixtures of experts"}
-_MODELS = tuple(_MODELS_IN_WORDS)
+MODELS = tuple(_MODELS_IN_WORDS)
 _EVIDENCE = ("known", "unknown")
 _SIZES = ("large", "small")
 _HINT = "written by benchmarks/fit_errors.py"
@@ -186,19 +186,15 @@ class ForecastBasis:
 
     def time_kinds(self) -> RunKinds:
         """The kind of each step time."""
-        return RunKinds.of(
-            (_MODELS, self.is_mixture),
-            (_EVIDENCE, ~self.is_known),
-            (_SIZES, self.layer_s < _SMALL_LAYER_S),
-        )
+        return self._kinds(self.layer_s < _SMALL_LAYER_S)
 
     def memory_kinds(self) -> RunKinds:
         """The kind of each peak."""
-        return RunKinds.of(
-            (_MODELS, self.is_mixture),
-            (_EVIDENCE, ~self.is_known),
-            (_SIZES, self.peak_bytes < _SMALL_BYTES),
-        )
+        return self._kinds(self.peak_bytes < _SMALL_BYTES)
+
+    def _kinds(self, is_small: Flags) -> RunKinds:
+        models, evidence = (MODELS, self.is_mixture), (_EVIDENCE, ~self.is_known)
+        return RunKinds.of(models, evidence, (_SIZES, is_small))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,6 +140,8 @@ class Plans(PlanColumns):
     experts_per_token: Column = 0.0
     routed_share: Column = 1.0
     """Share of the experts that a token may go to: it chooses groups of them first."""
+    expert_groups: Column = 1.0
+    """Those groups, of which a token chooses that share."""
     shared_expert_hidden: Column = 0.0
     """Width of an MLP that every token passes beside its experts; 0 for none."""
     n_dense_layers: Column = 0.0

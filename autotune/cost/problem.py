@@ -68,7 +68,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "seq_len": job.seq_len,
         "learned_positions": float(shape.max_seq_len is not None),
         **shape_columns(shape),
-        "routed_share": routed_share(job.model),
+        **group_columns(job.model),
         "trained_share": _trained_share(shape),
     }
     lora = job.finetune
@@ -124,11 +124,12 @@ def _adapters(
     return found | packed_columns(columns, shape.n_params_total, wide_bytes, experts)
 
 
-def routed_share(model: Model) -> float:
-    """Share of the experts that a token may go to, as DeepSeek's configs limit their groups."""
+def group_columns(model: Model) -> dict[str, float]:
+    """Columns of the groups of experts that a token chooses first, by DeepSeek's configs."""
     config: Mapping[str, Any] = model.source.get("config", {})
-    groups, chosen = config.get("n_group"), config.get("topk_group")
-    return chosen / groups if groups and chosen else 1.0
+    groups = config.get("n_group") or 1
+    chosen = min(groups, config.get("topk_group") or groups)
+    return {"routed_share": chosen / groups, "expert_groups": float(groups)}
 
 
 def _unseen(model: Model) -> JobError:

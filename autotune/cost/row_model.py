@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.base.errors import AutotuneError
 from autotune.cost.cells import Cells, RowError
-from autotune.cost.problem import embedding_params, routed_share, shape_columns
+from autotune.cost.problem import embedding_params, group_columns, shape_columns
 from autotune.cost.row_choices import WORDS
 from autotune.job.model import FACTORY, Model, load_model
 from autotune.job.model_shape import ModelShape
@@ -98,7 +98,7 @@ def _of_model(cells: Cells, builds_mtp: bool) -> dict[str, float]:
     n_mtp_layers = float(shape.n_mtp_layers) if builds_mtp else 0.0
     if shape.n_mtp_layers and cells.is_blank("n_mtp_layers"):
         cells.assume("n_mtp_layers", n_mtp_layers, why if builds_mtp else "")
-    return {**columns, "n_mtp_layers": n_mtp_layers, "routed_share": routed_share(model)}
+    return {**columns, "n_mtp_layers": n_mtp_layers, **group_columns(model)}
 
 
 def _size(cells: Cells, model: Model, key: str, known: float) -> float:

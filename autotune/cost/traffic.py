@@ -202,7 +202,8 @@ def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
         gathered_s = collectives.gather_s(g, token_bytes * p.ep)
         way_s = np.where(p.all_gather_dispatch, gathered_s, way_s)
     if np.any(p.flex_dispatch):
-        flex_s = collectives.spread_s(g, token_bytes, s.experts_per_token, p.routed_share)
+        routing = (s.experts_per_token, p.routed_share, p.expert_groups)
+        flex_s = collectives.spread_s(g, token_bytes, *routing)
         way_s = np.where(p.flex_dispatch, flex_s, way_s)
     if np.any(np.greater(s.expert_tp, 1) & np.greater(s.routed_rows, 0)):
         shared = collectives.group(p, c, ranks=s.expert_tp, stride=1.0)

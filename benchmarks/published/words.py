@@ -97,6 +97,8 @@ NOTED = (
     (re.compile(r"(?<!cured by )expandable_segments"), {"allocator": "expandable_segments"}),
     # PrimeIntellect-ai/prime-rl: log-probabilities of tokens come in chunks, behind no logits.
     (re.compile(r"\btrainer type rl\b"), {"loss": "chunked"}),
+    # NVIDIA-NeMo/Automodel, nemo_automodel/components/models/common: `attn: te` unless named else.
+    (re.compile(r"\bte \+ (?!.*(flexattn|torchsdpa))"), {"attention": "flash 3"}),
 )
 """Words of `notes` -> cells."""
 

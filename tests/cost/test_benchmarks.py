@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.cost.errors import Widths
+from autotune.cost.errors import Ends, Widths
 from tests.captured import captured
 from tests.cost.rows import ROW, row
 
@@ -67,6 +67,8 @@ def test_widths_are_fitted_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> 
     sources = np.repeat(np.array([f"source {i}" for i in range(8)]), 50)
     found = fit_errors._wider(sizes, parts, sources)
     assert found == pytest.approx({"doubt": 2.0, "experts": 1.0}, abs=0.01)
+    times = [fit_errors._of_few(Ends(low=1.0, high=1.0, sources=9), n).high for n in (1, 3, 5)]
+    assert times == pytest.approx([3.0, 2.92 / 1.645, 2.132 / 1.645], abs=1e-3), "Student's t"
 
 
 def test_planning_speed_ends_with_its_figures() -> None:

@@ -137,14 +137,20 @@ def test_recomputed_experts_leave_their_input_alone() -> None:
     assert kept_per_token(tiny(**base, **chosen)) == heads + 2 * 4 * 64
 
 
-def test_the_dispatch_moves_each_row_and_flex_each_token_once() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "share", "groups", "likely"), [(8, 1, 1, 8), (8, 0.5, 8, 4), (4, 0.5, 8, 3)]
+)
+def test_the_dispatch_moves_each_row_and_flex_each_token_once(
+    ranks: int, share: float, groups: float, likely: float
+) -> None:
     device: dict[str, Column] = {"nvlink_measured": 1.0, "nvlink_latency_s": 1e-12}
     p = deepseek(ep=8.0, dp=8.0, **device)
     rows_bytes = 4096 * 8 * 7168 * 2
     c = load_constants()
     assert expert_s(p, sizes_of(p), c) == pytest.approx(rows_bytes * 7 / 8 / 300e9, rel=1e-3)
-    flex = deepseek(ep=8.0, dp=8.0, flex_dispatch=1.0, **device)
-    distinct = 7 * (1 - (7 / 8) ** 8)
+    device |= {"flex_dispatch": 1.0, "routed_share": share, "expert_groups": groups}
+    flex = deepseek(ep=float(ranks), dp=8.0, **device)
+    distinct = (1 - 1 / ranks) * likely * (1 - (1 - 1 / likely) ** 8)
     assert expert_s(flex, sizes_of(flex), c) == pytest.approx(
         rows_bytes / 8 * distinct / 300e9, rel=1e-3
     )
