@@ -65,8 +65,12 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 def _found(source: dict[str, Any]) -> dict[str, Any]:
     module = build(source)
+    if "lora" in source:
+        shape = adapted_shape(module, source)
+        adapted = (name for name, p in module.named_parameters() if p.requires_grad)
+        return {"shape": shape, "adapts_experts": any(map(_EXPERT.search, adapted))}
     return {
-        "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
+        "shape": shape_of(module),
         "supports_tp": _supports_tp(module),
         "supports_recompute": _supports_recompute(module),
         "expert_blocks": _expert_blocks(module),
@@ -273,14 +277,19 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
     except Exception as error:
         is_remote = "auto_map" in config
         kind, known = config["model_type"], [*CONFIG_MAPPING]
-        mend = f"{'' if kind in known else did_you_mean(kind, known)}mend the config"
+        mend = "mend the config"
+        if kind not in known:
+            alike = "give it the model_type of a family with the same layers, such as qwen3_moe"
+            mend = f"{did_you_mean(kind, known)}{mend}, or {alike}"
+        unsaid = unsaid_layers(kind)
+        only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
         reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
         raise NotUsableError(
             f"transformers cannot build {kind!r} for causal language modelling: {reason}",
             "its code lies beside its weights: write a factory that loads it with "
-            f"trust_remote_code=True, and name that: {flag('model')} package.module:factory"
+            f"trust_remote_code=True, and name that: {flag('model')} package.module:factory{only}"
             if is_remote
-            else f"{mend}, or write a factory: {flag('model')} package.module:factory",
+            else f"{mend}, or write a factory: {flag('model')} package.module:factory{only}",
         ) from error
     return module
 

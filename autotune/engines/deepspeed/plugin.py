@@ -19,6 +19,8 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _REMOVED = tuple((one, what) for one, what in table_beside(__file__, "removed.json"))
 """Release -> what it removed: it raises if the key is merely there (runtime/config.py)."""
+_PEFT = EnginePackage(name="peft", title="peft", least="")
+"""What puts adapters into the model in the ranks."""
 
 
 class DeepSpeed(EnginePlugin):
@@ -45,6 +47,9 @@ class DeepSpeed(EnginePlugin):
         ("offload.optimizer", "none", "optimizer offload to the host ({space} zero_offload)"),
         ("offload.param", "none", "parameter offload to the host ({space} zero_offload)"),
     )
+
+    def needed(self, job: Job) -> Sequence[EnginePackage]:
+        return self.packages if job.finetune is None else (*self.packages, _PEFT)
 
     def knob_of(self, key: str) -> str:
         governing = [k for k in KNOBS.values() if k.key and f"{key}.".startswith(f"{k.key}.")]
