@@ -176,11 +176,7 @@ class Place(ABC):
         raise JobError.of("fleet.only_answers")
 
     def at_once(self, world: int) -> int:
-        """Trials of so many ranks that run at the same time; 0: there are fewer devices.
-
-        Raises:
-            FleetError: The devices are not there.
-        """
+        """Trials of so many ranks that run at the same time; 0: there are fewer devices."""
         return 1
 
     def rank_places(self, world: int) -> tuple[str, ...]:

@@ -139,22 +139,19 @@ def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family that transformers has for it, and of the text model alone.
 
     A model that sees or hears has a config of its text model inside, or beside (Qwen2-VL). One
-    whose family is not among the `FAMILIES` stays as it is, since transformers may build it whole.
-    Kimi-K2's code, which lies beside its weights, is DeepSeek-V3's.
+    whose text family is none of the `FAMILIES` stays whole. Kimi-K2's code is DeepSeek-V3's.
     """
-    family = config["model_type"]
+    family, found = config["model_type"], dict(config)
     if isinstance(text := config.get("text_config"), Mapping):
-        tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
+        tied = {k: v for k, v in found.items() if k == "tie_word_embeddings"}
         alone = as_transformers_names_it({"model_type": f"{family}_text", **tied, **text})
-        return alone if has_closed_form(alone) else dict(config)
+        return alone if has_closed_form(alone) else found
     if family not in _SAME_TEXT:
-        return dict(config)
+        return found
     found = {k: v for k, v in config.items() if k != "auto_map" and k not in BESIDE_TEXT}
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := found.get(key), Mapping) and "mrope_section" in rope:
-            # Of text, the positions of all sections are the same.
-            theta = {k: v for k, v in rope.items() if k == "rope_theta"}
-            found[key] = {"rope_type": "default", **theta}
+            found[key] = {**rope, "rope_type": "default"}  # the sections of text are the same
     return {**found, "model_type": _SAME_TEXT[family]}
 
 

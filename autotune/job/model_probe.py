@@ -275,21 +275,19 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         with torch.device("meta"):
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
-        is_remote = "auto_map" in config
         kind, known = config["model_type"], [*CONFIG_MAPPING]
-        mend = "mend the config"
-        if kind not in known:
-            alike = "give it the model_type of a family with the same layers, such as qwen3_moe"
-            mend = f"{did_you_mean(kind, known)}{mend}, or {alike}"
+        alike = "name a model_type with the same layers in it, such as qwen3_moe, "
+        mend = "" if kind in known else did_you_mean(kind, known) + alike
+        mend += "mend the config, or write a factory"
+        if "auto_map" in config:
+            mend = "its code lies beside its weights: write a factory that loads it with "
+            mend += "trust_remote_code=True"
         unsaid = unsaid_layers(kind)
         only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
         reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
         raise NotUsableError(
             f"transformers cannot build {kind!r} for causal language modelling: {reason}",
-            "its code lies beside its weights: write a factory that loads it with "
-            f"trust_remote_code=True, and name that: {flag('model')} package.module:factory{only}"
-            if is_remote
-            else f"{mend}, or write a factory: {flag('model')} package.module:factory{only}",
+            f"{mend}, and name that: {flag('model')} package.module:factory{only}",
         ) from error
     return module
 

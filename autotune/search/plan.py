@@ -233,7 +233,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     most_finalists = 1 if job.compare == "best" else MAX_FINALISTS
     finalists = min(most_finalists, max(1, search_trials))
     is_confirmed = any(trial.role is Role.CONFIRM for trial in history.trials)
-    rules = _rules_of(session, history)
+    rules = rules_before(job, session.environment, history)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
     known_s = run_seconds(history, rules, job.guard_steps)
@@ -266,16 +266,11 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     )
 
 
-def _rules_of(session: Session, history: History) -> Rules:
+def rules_before(job: Job, environment: Environment, history: History | None = None) -> Rules:
     """The rules that the comparison will follow, as far as one can know: trials may start warm."""
-    starts = {trial.measured.start for trial in history.explored.trials if trial.measured}
-    if starts:
+    explored = () if history is None else history.explored.trials
+    if starts := {trial.measured.start for trial in explored if trial.measured}:
         return WARM if starts == {Start.WARM} else COLD
-    return first_rules(session.job, session.environment)
-
-
-def first_rules(job: Job, environment: Environment) -> Rules:
-    """The rules of a comparison before any trial has run."""
     return WARM if environment.accelerator == "cpu" and job.script is None else COLD
 
 

@@ -34,6 +34,7 @@ from autotune.job.model_families import (
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
+from autotune.trial.transformer_shape import rope_settings
 from benchmarks.published.names import preset_spelled
 from tests.captured import captured
 from tests.cases import data_beside
@@ -319,7 +320,7 @@ def test_of_a_model_that_sees_the_text_model_alone_is_read(outer, inner, family)
     assert found["model_type"] == family
     assert ("vision_config" in found) is (family == outer)
     if family.startswith("qwen"):
-        assert found["rope_scaling"] == {"rope_type": "default"}
+        assert rope_settings(found)["rope_type"] == "default"
     if family != outer:
         assert model_from_config("seeing", whole, where="here").left_out == ("vision",)
 

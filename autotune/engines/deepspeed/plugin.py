@@ -19,8 +19,6 @@ from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 _REMOVED = tuple((one, what) for one, what in table_beside(__file__, "removed.json"))
 """Release -> what it removed: it raises if the key is merely there (runtime/config.py)."""
-_PEFT = EnginePackage(name="peft", title="peft", least="")
-"""What puts adapters into the model in the ranks."""
 
 
 class DeepSpeed(EnginePlugin):
@@ -49,7 +47,8 @@ class DeepSpeed(EnginePlugin):
     )
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
-        return self.packages if job.finetune is None else (*self.packages, _PEFT)
+        peft = EnginePackage(name="peft", title="peft", least="")  # it adds adapters in the ranks
+        return self.packages if job.finetune is None else (*self.packages, peft)
 
     def knob_of(self, key: str) -> str:
         governing = [k for k in KNOBS.values() if k.key and f"{key}.".startswith(f"{k.key}.")]

@@ -16,7 +16,7 @@ from autotune.report.page.page import page_values
 from autotune.report.page.shapes import Chart, Mark
 from autotune.report.parts import facts_in, tables_in, tell_parts
 from autotune.search.confirm import MAX_FINALISTS
-from autotune.search.plan import ASSUMED_BASELINE_TRIALS, first_rules
+from autotune.search.plan import ASSUMED_BASELINE_TRIALS, rules_before
 from autotune.search.prospect import trial_s
 from autotune.search.trial_spec import may_start_warm
 
@@ -57,17 +57,17 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
 
 def _search(ranking: Ranking) -> tuple[int, float]:
     """Trials of a search of the job, at most, and the seconds that one usually takes."""
-    job, found, outlook = ranking.outlook.job, ranking.prediction, ranking.outlook
-    fits = np.flatnonzero(found.fit_probability >= ranking.min_fit)
-    rows = fits if len(fits) else np.arange(len(found.step_time_s))
-    usual = int(rows[np.argsort(found.step_time_s[rows])[len(rows) // 2]])
-    starts = job, outlook.engine, ranking.candidates[usual], outlook.environment
-    start = Start.WARM if may_start_warm(*starts) else Start.COLD
+    outlook, found = ranking.outlook, ranking.prediction
+    job, there = outlook.job, outlook.environment
     n_search = min(job.budget.trials, outlook.lattice.n_left)
-    rules = first_rules(job, outlook.environment)
-    n = ASSUMED_BASELINE_TRIALS + n_search
-    n += rules.most_runs(1 + min(MAX_FINALISTS, n_search)).total()
-    return n, min(trial_s(float(found.step_time_s[usual]), start), job.trial_timeout_s)
+    most = rules_before(job, there).most_runs(1 + min(MAX_FINALISTS, n_search))
+    fits = np.flatnonzero(found.fit_probability >= ranking.min_fit)
+    rows = fits if len(fits) else ranking.order
+    usual = int(rows[np.argsort(found.step_time_s[rows])[len(rows) // 2]])
+    is_warm = may_start_warm(job, outlook.engine, ranking.candidates[usual], there)
+    one_s = trial_s(float(found.step_time_s[usual]), Start.WARM if is_warm else Start.COLD)
+    n_trials = ASSUMED_BASELINE_TRIALS + n_search + most.total()
+    return n_trials, min(one_s, job.trial_timeout_s)
 
 
 def _forecast(ranking: Ranking, place: int) -> dict[str, Any]:

@@ -279,10 +279,7 @@ class Setup:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters train beside frozen weights (LoRA), of which there are more.
-
-        Some models freeze a few weights themselves: ERNIE 4.5 the biases that balance its experts.
-        """
+        """Whether adapters train beside frozen weights (LoRA); ERNIE 4.5 freezes some biases."""
         return self.model is not None and self.model.n_params_frozen > self.model.n_params
 
     @property
