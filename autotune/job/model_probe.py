@@ -276,9 +276,9 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
         kind, known = config["model_type"], [*CONFIG_MAPPING]
-        alike = "name a model_type with the same layers in it, such as qwen3_moe, "
-        mend = "" if kind in known else did_you_mean(kind, known) + alike
-        mend += "mend the config, or write a factory"
+        alike = " (the model_type of a family with the same layers will do: qwen3_moe)"
+        mend = "mend the config" if kind in known else f"{did_you_mean(kind, known)}mend it{alike}"
+        mend += ", or write a factory"
         if "auto_map" in config:
             mend = "its code lies beside its weights: write a factory that loads it with "
             mend += "trust_remote_code=True"
