@@ -214,13 +214,16 @@ def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     else:
         trained, passed = (lora["rank"] * width for width in widths)
         widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
-        largest = max(shape.largest_param, lora["rank"] * widest)
-        active, frozen = shape.n_params_active + passed, {"n_params_frozen": shape.n_params}
-        counts = {"n_params": trained, "n_params_active": active, "largest_param": largest}
-        shape = dataclasses.replace(shape, **counts, **frozen)
+        shape = dataclasses.replace(
+            shape,
+            n_params=trained,
+            n_params_frozen=shape.n_params,
+            n_params_active=shape.n_params_active + passed,
+            largest_param=max(shape.largest_param, lora["rank"] * widest),
+        )
         adapts_experts = family_of(source["config"]).adapts_experts
-    adapts = {"adapts_experts": adapts_experts if shape.n_experts > 1 else None}
-    return dataclasses.replace(model, shape=shape, source=source, **adapts)
+    known = adapts_experts if shape.n_experts > 1 else None
+    return dataclasses.replace(model, shape=shape, source=source, adapts_experts=known)
 
 
 def presets() -> list[str]:
