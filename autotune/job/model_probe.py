@@ -243,7 +243,8 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
     try:
         add_adapters(module, source["lora"])
     except Exception as error:
-        linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
+        kinds = ((name.rpartition(".")[2], type(m)) for name, m in module.named_modules())
+        linear = {n for n, k in kinds if issubclass(k, nn.Linear) or k.__name__ == "Conv1D"}
         known = ", ".join(sorted(linear)) or "it has none"
         raise NotUsableError.of("job.no_targets", error=one_line(error), known=known) from error
     sizes = [p.numel() for p in module.parameters()]
@@ -263,10 +264,6 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
 
 def _n_trained(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _from_config(config: dict[str, Any]) -> nn.Module:
