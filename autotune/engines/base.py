@@ -251,7 +251,7 @@ class Engine(ABC):
         """Packages that the nodes of a candidate must have, with their releases, in words."""
         return [
             f"{package.title} {self._environment.release_of(package.name)}".rstrip()
-            for package in find_engine(self.name).packages
+            for package in find_engine(self.name).needed(self._job)
         ]
 
     def spread_experts(self, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:

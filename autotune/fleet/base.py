@@ -175,6 +175,10 @@ class Place(ABC):
         """
         raise JobError.of("fleet.only_answers")
 
+    def at_once(self, world: int) -> int:
+        """Trials of so many ranks that run at the same time; 0: there are fewer devices."""
+        return 1
+
     def rank_places(self, world: int) -> tuple[str, ...]:
         """Name of where each rank of a job lies: its node, and the devices that are joined there.
 

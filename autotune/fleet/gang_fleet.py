@@ -518,6 +518,10 @@ class GangPlace(Place):
         transport = self.transport_for(world)
         return GangFleet(transport, world=world, is_exclusive=self.is_exclusive)
 
+    def at_once(self, world: int) -> int:
+        slots = slots_of(self.transport_for(world).nodes())
+        return GangAllocator(slots, is_exclusive=self.is_exclusive).capacity(world)
+
     def rank_places(self, world: int) -> tuple[str, ...]:
         allocator = GangAllocator(slots_of(self.transport_for(world).nodes()))
         if not allocator.capacity(world):

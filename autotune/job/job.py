@@ -694,7 +694,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     try:
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
-        _check_weighable(file)
+        if file.gpu_hours is not None and file.objective != "samples_per_s":
+            raise JobError.of("job.hours_not_saved", file=file)  # only speed saves hours
         _check_checkout(file)
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
@@ -762,12 +763,6 @@ def default_study_name(file: JobFile) -> str:
     name = Path(file.model).name.split(":")[-1].removesuffix(".json")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
-
-
-def _check_weighable(file: JobFile) -> None:
-    """Refuse a price of hours with an objective that saves none: only speed saves hours."""
-    if file.gpu_hours is not None and file.objective != "samples_per_s":
-        raise JobError.of("job.hours_not_saved", file=file)
 
 
 def _check_checkout(file: JobFile) -> None:

@@ -26,6 +26,7 @@ from autotune.base.user_text import unread
 from autotune.contract import read_bounded
 from autotune.job.adapters import ALL_LINEAR, Lora
 from autotune.job.model_families import (
+    BESIDE_TEXT,
     as_transformers_names_it,
     family_of,
     has_closed_form,
@@ -59,6 +60,10 @@ class Model:
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
+    left_out: tuple[str, ...] = ()
+    """Models that its config has beside the one of text, which alone is trained: vision."""
+    adapts_experts: bool | None = None
+    """Whether adapters are on its experts as well; None: it has no adapters, or no experts."""
     expert_blocks: tuple[str, ...] = ()
     """Classes of its blocks whose experts are modules of their own. transformers 5 has a layer's
     experts in one tensor."""
@@ -72,13 +77,6 @@ class Model:
         """Whether Ulysses is known to split its attention over so many tokens right."""
         config = self.source.get("config")
         return config is not None and is_split_by_ulysses(config, seq_len)
-
-    @property
-    def adapts_experts(self) -> bool | None:
-        """Whether peft adapts experts beside linear layers; None: not known, or it has none."""
-        config = self.source.get("config")
-        is_known = config and has_closed_form(config) and self.shape.n_experts > 1
-        return family_of(config).adapts_experts if config and is_known else None
 
     @property
     def attention(self) -> Sequence[str]:
@@ -157,10 +155,9 @@ def with_adapters(model: Model, lora: Lora) -> Model:
     """The same model with frozen weights and LoRA adapters, counted.
 
     Raises:
-        JobError: peft is not installed, or the model has none of the target modules.
+        JobError: The model has none of the target modules, or peft, which counts some, is not
+            installed.
     """
-    if importlib.util.find_spec("peft") is None:
-        raise JobError.of("job.no_peft")
     return _adapted(model, lora.as_source())
 
 
@@ -207,18 +204,26 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
 
 def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     """Counted by formula where all that is adapted is known, else by building it."""
-    source, shape, rank = {**model.source, "lora": lora}, model.shape, lora["rank"]
+    source, shape = {**model.source, "lora": lora}, model.shape
     widths = peft_widths(source["config"], shape) if "config" in source else None
     if widths is None or lora["target_modules"] != ALL_LINEAR:
+        if importlib.util.find_spec("peft") is None:
+            raise JobError.of("job.no_peft")
         found = _probe(source, where=model.name)
-        return dataclasses.replace(model, shape=_shape(found["shape"]), source=source)
-    trained, passed = (rank * width for width in widths)
-    widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
-    largest = max(shape.largest_param, rank * widest)
-    active, frozen = shape.n_params_active + passed, {"n_params_frozen": shape.n_params}
-    counts = {"n_params": trained, "n_params_active": active, "largest_param": largest, **frozen}
-    shape = dataclasses.replace(shape, **counts)
-    return dataclasses.replace(model, shape=shape, source=source)
+        shape, adapts_experts = _shape(found["shape"]), found["adapts_experts"]
+    else:
+        trained, passed = (lora["rank"] * width for width in widths)
+        widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
+        shape = dataclasses.replace(
+            shape,
+            n_params=trained,
+            n_params_frozen=shape.n_params,
+            n_params_active=shape.n_params_active + passed,
+            largest_param=max(shape.largest_param, lora["rank"] * widest),
+        )
+        adapts_experts = family_of(source["config"]).adapts_experts
+    known = adapts_experts if shape.n_experts > 1 else None
+    return dataclasses.replace(model, shape=shape, source=source, adapts_experts=known)
 
 
 def presets() -> list[str]:
@@ -263,12 +268,14 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
     if not isinstance(config.get("model_type"), str):
         kind = config.get("model_type")
         raise JobError.of("job.no_architecture", where=where, kind=kind)
-    config = as_transformers_names_it(config)
+    whole, config = config, as_transformers_names_it(config)
+    left_out = tuple(n for key, n in BESIDE_TEXT.items() if key in whole and key not in config)
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
     shape = shape_by_formula(config, where)
     return Model(
         name=name,
+        left_out=left_out,
         shape=shape,
         source={"config": config, "vocab": shape.vocab},
         supports_tp=family_of(config).autotp,

@@ -43,7 +43,7 @@ class Family:
     even_heads: bool = False
     """Whether the heads have to divide the hidden size also where the config has `head_dim`."""
     norms: str = ""
-    """Weights of a layer besides those of its two norms, as of `_extra_norms`."""
+    """Weights of a layer besides those of its two norms, in words as of `_extra_norms`."""
     norms_switch: str = ""
     """Key that turns them on; empty: they are always there."""
     window: str = "sliding_window"
@@ -129,18 +129,30 @@ def peft_widths(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, int]
     return found + n_sparse * beside, found + n_sparse * beside
 
 
+_SAME_TEXT: Mapping[str, str] = table_beside(__file__, "names.json")["same_text"]
+"""Family -> that whose model is the same for text."""
+BESIDE_TEXT = {"vision_config": "vision", "audio_config": "audio"}
+"""Key of the config of a model beside that of text -> what that model is for."""
+
+
 def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the family that transformers has for it, and of the text model alone.
 
-    Kimi-K2's code, which lies beside its weights, is DeepSeek-V3's. Llama 4's language model has a
-    config of its own inside that of the model that sees pictures.
+    A model that sees or hears has a config of its text model inside, or beside (Qwen2-VL). One
+    whose text family is none of the `FAMILIES` stays whole. Kimi-K2's code is DeepSeek-V3's.
     """
-    if config["model_type"] == "llama4" and isinstance(config.get("text_config"), Mapping):
-        return {"model_type": "llama4_text", **config["text_config"]}
-    renamed = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
-    code = {"auto_map"} if renamed != config["model_type"] else set()
-    found = {key: value for key, value in config.items() if key not in code}
-    return {**found, "model_type": renamed}
+    family, found = config["model_type"], dict(config)
+    if isinstance(text := config.get("text_config"), Mapping):
+        tied = {k: v for k, v in found.items() if k == "tie_word_embeddings"}
+        alone = as_transformers_names_it({"model_type": f"{family}_text", **tied, **text})
+        return alone if has_closed_form(alone) else found
+    if family not in _SAME_TEXT:
+        return found
+    found = {k: v for k, v in config.items() if k != "auto_map" and k not in BESIDE_TEXT}
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := found.get(key), Mapping) and "mrope_section" in rope:
+            found[key] = {**rope, "rope_type": "default"}  # the sections of text are the same
+    return {**found, "model_type": _SAME_TEXT[family]}
 
 
 def has_plain_loss(config: Mapping[str, Any]) -> bool:
@@ -149,7 +161,8 @@ def has_plain_loss(config: Mapping[str, Any]) -> bool:
     Some cap or scale the logits (Gemma 2, Cohere, Granite), and a mixture of experts may add the
     balance of its routers.
     """
-    return family_of(config).plain_loss and not config.get("output_router_logits")
+    adds = any(map(config.get, ("output_router_logits", "final_logit_softcapping")))
+    return family_of(config).plain_loss and not adds
 
 
 def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
@@ -379,7 +392,7 @@ def _extra_norms(norms: str, hidden: int, heads: int, kv_heads: int, head_dim: i
         # A sink per head, which is no norm.
         "sinks": heads,
     }
-    return sizes[norms]
+    return sum(map(sizes.__getitem__, norms.split()))
 
 
 def _grouped(keys: _Keys, family: Family) -> _AttentionSizes:
@@ -444,9 +457,12 @@ def _windows(keys: _Keys, family: Family, layers: int) -> tuple[int, int]:
 def _windowed(keys: _Keys, windows: str, layers: int) -> list[bool]:
     """Whether each layer has the window, as transformers has it where the config says nothing."""
     places = range(layers)
-    if windows == "rotary":
+    if windows == "pattern":
+        return [(i + 1) % keys.get("sliding_window_pattern", 6) > 0 for i in places]
+    if windows in ("rotary", "unrotated"):
         every = keys.get("no_rope_layer_interval", 4)
-        return [*map(bool, keys.get("no_rope_layers") or [(i + 1) % every for i in places])]
+        rotated = keys.get("no_rope_layers") or [(i + 1) % every for i in places]
+        return [bool(is_rotated) is (windows == "rotary") for is_rotated in rotated]
     if windows == "even":
         return [i % 2 == 0 for i in places]
     if windows == "all":
@@ -463,6 +479,9 @@ def _dense_layers(keys: _Keys, family: Family, layers: int) -> Sequence[int]:
         return range(min(layers, keys.number(family.dense)))
     if not family.dense:
         return range(0)
+    if family.dense == "mlp_layer_types":
+        kinds = keys.get(family.dense) or ["dense"]
+        return [i for i, kind in enumerate(kinds) if kind == "dense"]
     step, plain = keys.size(family.dense, default=1), keys.layers("mlp_only_layers")
     sparse = keys.layers("moe_layers") or {*range(step - 1, layers, step)} - plain
     return [i for i in range(layers) if i not in sparse]

@@ -65,8 +65,12 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 def _found(source: dict[str, Any]) -> dict[str, Any]:
     module = build(source)
+    if "lora" in source:
+        shape = adapted_shape(module, source)
+        adapted = (name for name, p in module.named_parameters() if p.requires_grad)
+        return {"shape": shape, "adapts_experts": any(map(_EXPERT.search, adapted))}
     return {
-        "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
+        "shape": shape_of(module),
         "supports_tp": _supports_tp(module),
         "supports_recompute": _supports_recompute(module),
         "expert_blocks": _expert_blocks(module),
@@ -239,7 +243,8 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
     try:
         add_adapters(module, source["lora"])
     except Exception as error:
-        linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
+        kinds = ((name.rpartition(".")[2], type(m)) for name, m in module.named_modules())
+        linear = {n for n, k in kinds if issubclass(k, nn.Linear) or k.__name__ == "Conv1D"}
         known = ", ".join(sorted(linear)) or "it has none"
         raise NotUsableError.of("job.no_targets", error=one_line(error), known=known) from error
     sizes = [p.numel() for p in module.parameters()]
@@ -261,26 +266,25 @@ def _n_trained(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
 def _from_config(config: dict[str, Any]) -> nn.Module:
     try:
         hf_config = AutoConfig.for_model(**config)
         with torch.device("meta"):
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
-        is_remote = "auto_map" in config
         kind, known = config["model_type"], [*CONFIG_MAPPING]
-        mend = f"{'' if kind in known else did_you_mean(kind, known)}mend the config"
+        alike = " (the model_type of a family with the same layers will do: qwen3_moe)"
+        mend = "mend the config" if kind in known else f"{did_you_mean(kind, known)}mend it{alike}"
+        mend += ", or write a factory"
+        if "auto_map" in config:
+            mend = "its code lies beside its weights: write a factory that loads it with "
+            mend += "trust_remote_code=True"
+        unsaid = unsaid_layers(kind)
+        only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
         reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
         raise NotUsableError(
             f"transformers cannot build {kind!r} for causal language modelling: {reason}",
-            "its code lies beside its weights: write a factory that loads it with "
-            f"trust_remote_code=True, and name that: {flag('model')} package.module:factory"
-            if is_remote
-            else f"{mend}, or write a factory: {flag('model')} package.module:factory",
+            f"{mend}, and name that: {flag('model')} package.module:factory{only}",
         ) from error
     return module
 

@@ -13,7 +13,7 @@ from autotune.base.data import shipped_spaces
 from autotune.base.units import format_bytes, typed_bytes
 from autotune.cost import Prediction
 from autotune.engines.base import find_engine
-from autotune.job.job import PLAN_SPACE, Job
+from autotune.job.job import PLAN_SPACE
 from autotune.planning.choices import CHANCES, ordered
 from autotune.planning.lattice import Lattice, build_lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
@@ -43,12 +43,15 @@ def ways_to_fit(outlook: Outlook, found: Prediction, *, min_fit: float) -> tuple
     assert place is not None, "a lattice has a legal candidate"
     smallest = outlook.lattice.candidates[place]
     first_fitting = partial(_first_fitting, outlook, smallest, min_fit)
+    worlds = [outlook.job.world * factor for factor in _WORLDS]
+    lengths = [outlook.job.seq_len // divisor for divisor in _LENGTHS]
+    shorter = [length for length in lengths if length >= _LEAST_TOKENS]
     ways = (
-        first_fitting(_larger_worlds(outlook.job)),
+        first_fitting({f"--world {n}": {"world": n} for n in worlds}),
         _more_memory(outlook, found, min_fit=min_fit),
         _more_host_memory(outlook, found, min_fit=min_fit),
         first_fitting(_other_spaces(outlook)),
-        first_fitting(_shorter_samples(outlook.job)),
+        first_fitting({f"--seq-len {n}": {"seq_len": n} for n in shorter}),
     )
     return tuple(way for way in ways if way is not None)
 
@@ -87,15 +90,6 @@ def _small_lattice(smallest: Candidate, there: Outlook) -> Lattice:
             values = (value,) if value is not None and value in values else values[:1]
         domains[name] = dataclasses.replace(domain, values=values)
     return build_lattice(dataclasses.replace(space, domains=domains), engine, most_counted=0)
-
-
-def _larger_worlds(job: Job) -> dict[str, Mapping[str, Any]]:
-    return {f"--world {job.world * factor}": {"world": job.world * factor} for factor in _WORLDS}
-
-
-def _shorter_samples(job: Job) -> dict[str, Mapping[str, Any]]:
-    lengths = [job.seq_len // divisor for divisor in _LENGTHS]
-    return {f"--seq-len {n}": {"seq_len": n} for n in lengths if n >= _LEAST_TOKENS}
 
 
 def _other_spaces(outlook: Outlook) -> dict[str, Mapping[str, Any]]:

@@ -30,11 +30,10 @@ from autotune.planning.choices import (
     best_probable,
     choices_of,
     is_exotic,
-    ordered,
     worthwhile_fit,
 )
 from autotune.planning.fitting import ways_to_fit
-from autotune.planning.lattice import Lattice, laid
+from autotune.planning.lattice import Lattice, laid, lattice_of
 from autotune.planning.other_job import OtherJob, rank_other_job
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.space.candidate import Candidate
@@ -53,8 +52,10 @@ class Variant:
 
     change: str
     """`bandwidth=20Gbps`."""
-    best: int
-    """Index of the best there."""
+    best: Candidate
+    """The best there."""
+    described: str
+    """The best in words."""
     step_time_s: float
     fit_probability: float
     same_step_time_s: float
@@ -398,23 +399,22 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -> Variant:
-    """The lattice on another fleet; rules that ask of the fleet are not asked again."""
+    """The job on another fleet; other devices and nodes have candidates and rules of theirs."""
     other = _elsewhere(outlook, wish)
-    found = other.predict(outlook.lattice.candidates)
-    setbacks = other.setbacks(outlook.lattice.candidates)
-    if min_fit is None:
-        choices = choices_of(found, setbacks, min_fit=MIN_FIT, splits=outlook.is_space_named)
-        baseline = baseline_of(other)
-        min_fit = worthwhile_fit(found, choices, baseline.prediction if baseline else None)
-    first = outlook.lattice.first_legal(ordered(found, setbacks, min_fit=min_fit))
-    assert first is not None, "the best as it is would do"
+    if other.environment != outlook.environment:
+        other = dataclasses.replace(other, lattice=lattice_of(other.engine))
+    same = other.predict([outlook.lattice.candidates[best]])
+    rows = legal_rows(other, min_fit=min_fit, top=1)
+    found, first = rows.prediction, int(rows.choices.firsts[0])
+    candidate = rows.outlook.lattice.candidates[first]
     return Variant(
         change=wish.replace(" ", ""),
-        best=first,
+        best=candidate,
+        described=other.engine.describe(candidate),
         step_time_s=float(found.step_time_s[first]),
         fit_probability=float(found.fit_probability[first]),
-        same_step_time_s=float(found.step_time_s[best]),
-        same_fit_probability=float(found.fit_probability[best]),
+        same_step_time_s=float(same.step_time_s[0]),
+        same_fit_probability=float(same.fit_probability[0]),
         price_per_billion_tokens=other.token_price(float(found.step_time_s[first])),
     )
 

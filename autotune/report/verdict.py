@@ -128,6 +128,9 @@ def _values(story: Story) -> dict[str, Any]:
         if best_row is not None and baseline_row is not None:
             change = describe_difference(best_row.candidate, baseline_row.candidate, story.context)
     page = Study(story.folder.parent, story.folder.name).page_file
+    # Samples of a user's own script are counted in tokens or not.
+    has_length = any(result.tokens_per_step for result in results(story.history.trials))
+    has_length |= bool(specs) and not specs[-1].workload.command
     return {
         "story": story,
         **{name: getattr(story, name) for name in _OF_STORY},
@@ -145,7 +148,7 @@ def _values(story: Story) -> dict[str, Any]:
         "folder": str(story.folder),
         "flags": flags_of(story.folder),
         **_place(story),
-        "seq_len": specs[-1].workload.seq_len if specs and _has_length(story) else None,
+        "seq_len": specs[-1].workload.seq_len if specs and has_length else None,
         "limit_bytes": specs[-1].measure.memory_limit_bytes if specs else None,
         "own_command": in_short(workload.command, Path(workload.folder))
         if workload is not None and workload.command
@@ -220,12 +223,6 @@ def _upgrades(story: Story) -> list[tuple[int, list[str]]]:
             found.append((trial.number, changed))
         before = now
     return found
-
-
-def _has_length(story: Story) -> bool:
-    """Whether samples have a length: those of a user's own script are counted in tokens or not."""
-    has_tokens = any(result.tokens_per_step for result in results(story.history.trials))
-    return has_tokens or not story.history.trials[-1].spec.workload.command
 
 
 def _least_need(story: Story) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.base.plugins import load_plugin
 from autotune.base.units import typed_seconds
 from autotune.contract import KnobValue, Origin, Role, Start
+from autotune.devices.hardware import Environment
 from autotune.engines.base import find_engine
 from autotune.engines.launches.line import in_short
 from autotune.job.job import Job
@@ -213,7 +214,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     Raises:
         FleetError: The place's devices are not there.
     """
-    job, environment, lattice = session.job, session.environment, session.lattice
+    job, lattice = session.job, session.lattice
     origin, places = session.place.origin, session.place.rank_places(job.world)
     reductions = reduce_lattice(session)
     runs = origin is Origin.MEASURED
@@ -232,7 +233,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     most_finalists = 1 if job.compare == "best" else MAX_FINALISTS
     finalists = min(most_finalists, max(1, search_trials))
     is_confirmed = any(trial.role is Role.CONFIRM for trial in history.trials)
-    rules = _rules_of(session, history)
+    rules = rules_before(job, session.environment, history)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     most = rules.most_runs(finalists + 1)
     known_s = run_seconds(history, rules, job.guard_steps)
@@ -255,7 +256,7 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
         confirm_trials=most.total() if is_compared else 0,
         trial_s=trial_s if runs else 0.0,
         confirm_s=seconds_of(most, one_s) / most.total() if runs else 0.0,
-        at_once=max(1, environment.n_devices // job.world),
+        at_once=max(1, session.place.at_once(job.world)),
         is_measured=measured_s is not None,
         used_s=_used_s(job, history) if runs else 0.0,
         ranks=tuple(_ranks(lattice, places)),
@@ -265,13 +266,12 @@ def make_plan(session: Session, history: History, prospect: Prospect | None = No
     )
 
 
-def _rules_of(session: Session, history: History) -> Rules:
+def rules_before(job: Job, environment: Environment, history: History | None = None) -> Rules:
     """The rules that the comparison will follow, as far as one can know: trials may start warm."""
-    starts = {trial.measured.start for trial in history.explored.trials if trial.measured}
-    if starts:
+    explored = () if history is None else history.explored.trials
+    if starts := {trial.measured.start for trial in explored if trial.measured}:
         return WARM if starts == {Start.WARM} else COLD
-    is_cpu = session.environment.accelerator == "cpu"
-    return WARM if is_cpu and session.job.script is None else COLD
+    return WARM if environment.accelerator == "cpu" and job.script is None else COLD
 
 
 def _ranks(lattice: Lattice, places: Sequence[str]) -> Iterator[str]:

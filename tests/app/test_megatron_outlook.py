@@ -55,6 +55,13 @@ def test_a_refused_candidate_has_each_fix_below_what_it_mends(tmp_path):
     assert {line[:7] for line in told[1::2]} == {"  fix: "}
 
 
+def test_a_what_if_of_another_device_has_its_layouts():
+    outlook = opened(model="qwen3-30b-a3b", global_batch=64, world=8)
+    (rack,) = rank_lattice(outlook, what_if=["gpu=GB200"]).variants
+    assert rack.best["dispatcher"] == "hybridep"
+    assert "dispatcher=hybridep" in rack.described
+
+
 def test_the_ranking_is_of_what_predict_says(outlook, ranking):
     found = ranking
     seconds = predict(outlook.plans(outlook.lattice.candidates)).step_time_s

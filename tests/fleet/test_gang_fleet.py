@@ -601,3 +601,8 @@ def test_ranks_of_a_gang_that_is_alone_have_their_nodes_names() -> None:
     assert place.rank_places(4) == ("n0", "n0", "n1", "n1")
     assert place.rank_places(2) == ("n0", "n0")
     assert place.rank_places(5) == (), "five ranks are none of two each"
+
+
+def test_trials_at_once_are_counted_over_all_nodes() -> None:
+    place = Racks(CPU, {})
+    assert [place.at_once(world) for world in (1, 2, 4, 5)] == [4, 2, 1, 0]

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.base.errors import JobError
+from autotune.engines.base import find_engine
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job
 from autotune.job.model import load_model
@@ -72,6 +73,21 @@ def test_without_peft_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.util, "find_spec", lambda name, *a: without.get(name, name) and real(name, *a)
     )
     assert "pip install peft" in complaint(LORA).hint
+    counted = make_job({**SOUND, "finetune": {"method": "lora", "rank": 4}}, where="x")
+    assert counted.model.shape.n_params_frozen, "adapters on all linear layers need no peft"
+    assert [one.name for one in find_engine("deepspeed").needed(counted)] == ["deepspeed", "peft"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [("all-linear", True), (["q_proj"], False), (["gate_proj", "up_proj", "down_proj"], True)],
+)
+def test_adapters_on_experts_are_known_by_formula_and_where_the_model_is_built(
+    targets: Any, adapted: bool
+) -> None:
+    mixture = {**SOUND, "model": "tiny-qwen3-moe"}
+    job = make_job({**mixture, "finetune": {**LORA, "target_modules": targets}}, where="x")
+    assert job.model.adapts_experts is adapted
 
 
 def test_a_rank_from_the_command_line_keeps_the_rest() -> None:

@@ -27,12 +27,14 @@ from autotune.job.model import (
 )
 from autotune.job.model_families import (
     FAMILIES,
+    as_transformers_names_it,
     is_split_by_ulysses,
     peft_widths,
     shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape, train_flops_per_token
 from autotune.job.published import PUBLISHED, preset_of_repository
+from autotune.trial.transformer_shape import rope_settings
 from benchmarks.published.names import preset_spelled
 from tests.captured import captured
 from tests.cases import data_beside
@@ -303,7 +305,24 @@ def test_a_config_is_read_as_transformers_names_its_family() -> None:
     assert model_from_config("kimi-k2", kimi, where="here") == load_model("kimi-k2")
     text = config_of_preset("llama-4-scout")
     whole = {"model_type": "llama4", "text_config": text, "vision_config": {}}
-    assert model_from_config("llama-4-scout", whole, where="here") == load_model("llama-4-scout")
+    seeing = model_from_config("llama-4-scout", whole, where="here")
+    assert dataclasses.replace(seeing, left_out=()) == load_model("llama-4-scout")
+
+
+@pytest.mark.cases("outer", "inner", "family")
+def test_of_a_model_that_sees_the_text_model_alone_is_read(outer, inner, family) -> None:
+    """Where its family is known; null: its sizes stand beside the config of its eyes."""
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    sizes = {**{k: v for k, v in LLAMA.items() if k != "model_type"}, **rope}
+    text = sizes if inner is None else {"text_config": {**sizes, **inner}}
+    whole = {"model_type": outer, "vision_config": {"depth": 2}, **text}
+    found = as_transformers_names_it(whole)
+    assert found["model_type"] == family
+    assert ("vision_config" in found) is (family == outer)
+    if family.startswith("qwen"):
+        assert rope_settings(found)["rope_type"] == "default"
+    if family != outer:
+        assert model_from_config("seeing", whole, where="here").left_out == ("vision",)
 
 
 @settings(max_examples=15, deadline=None)

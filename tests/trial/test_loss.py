@@ -28,6 +28,12 @@ MORE = {
     | {"n_group": 2, "topk_group": 1},
     "glm4_moe": {"n_routed_experts": 4, **EXPERTS},
     "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, **EXPERTS, "n_shared_experts": 1, "sliding_window": None},
+    "glm4_moe_lite": {"n_routed_experts": 4, **EXPERTS, **LATENT},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "ministral3": {"head_dim": 8},
+    "seed_oss": {"head_dim": 8, "attention_dropout": 0, "residual_dropout": 0},
+    "gemma3_text": {"head_dim": 8},
     "minimax_m2": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 

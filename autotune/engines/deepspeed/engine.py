@@ -132,7 +132,6 @@ class DeepSpeedEngine(Engine):
     def needs(self, candidate: Candidate) -> Sequence[str]:
         """See `Engine.needs`; the release is the one whose rules were asked."""
         extra = {
-            "peft": self._job.finetune is not None,
             "bitsandbytes": self._is_packed,
             "flash-attn": candidate.get("attention") == "flash_attention_2",
             "deep_ep": candidate.get("ep.dispatch") == "deepep",

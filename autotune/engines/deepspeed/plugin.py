@@ -46,6 +46,10 @@ class DeepSpeed(EnginePlugin):
         ("offload.param", "none", "parameter offload to the host ({space} zero_offload)"),
     )
 
+    def needed(self, job: Job) -> Sequence[EnginePackage]:
+        peft = EnginePackage(name="peft", title="peft", least="")  # it adds adapters in the ranks
+        return self.packages if job.finetune is None else (*self.packages, peft)
+
     def knob_of(self, key: str) -> str:
         governing = [k for k in KNOBS.values() if k.key and f"{key}.".startswith(f"{k.key}.")]
         if governing:

@@ -221,6 +221,8 @@ class MegatronEngine(Engine):
         knobs |= {name: value for name, value in self._more(row).items() if name in _LIVE_MORE}
         shape = self._job.model_with(candidate.layers).shape
         is_sharded = bool(candidate["distributed_optimizer"])
+        vocab = int(padded_vocab(shape.vocab, np.array(candidate.tp)))
+        n_embeddings = 1 if shape.tied_embeddings else 2
         return {
             **knobs,
             "dp": candidate.dp,
@@ -231,10 +233,10 @@ class MegatronEngine(Engine):
             "n_layers": shape.n_layers + shape.n_mtp_layers,
             "n_mtp_layers": shape.n_mtp_layers,
             "dense_layers": list(dense_layers(self._job.model_with(candidate.layers))),
-            "padded_vocab": int(padded_vocab(shape.vocab, np.array(candidate.tp))),
+            "padded_vocab": vocab,
             "n_params": shape.n_params
             + mtp_params(shape)
-            + self._n_params_padding(candidate.tp, shape),
+            + n_embeddings * (vocab - shape.vocab) * shape.hidden,
         }
 
     def _more(self, row: Mapping[str, int]) -> dict[str, Any]:
@@ -256,11 +258,6 @@ class MegatronEngine(Engine):
             ]
             found["stages"] = "|".join(stages)
         return found
-
-    def _n_params_padding(self, tp: int, shape: ModelShape) -> int:
-        """Parameters of the token ids that Megatron adds, in the embedding and in the output."""
-        added = int(padded_vocab(shape.vocab, np.array(tp))) - shape.vocab
-        return added * shape.hidden * (1 if shape.tied_embeddings else 2)
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         """The variable that orders the kernels of ranks that share a layer, on CPU ranks as well.
@@ -568,6 +565,9 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     lacks_te = not on_cpu and not has_te
     dtypes = {"weight_bytes": 2.0, **_MEGATRON, **_DTYPES[job.precision]}
     held_bytes = dtypes["weight_bytes"] + dtypes.get("grad_bytes", 2.0)
+    # The most that can be captured of a layer whose shapes never change.
+    captured = "attn+moe_router+moe_preprocess" if shape.n_experts > 1 else "attn+mlp"
+    has_graphs = has_te and is_at_least(release, _HAS_GRAPHS)
     return LayoutTask(
         **{name: getattr(shape, name) for name in _OF_SHAPE},
         has_sinks=has_sinks(job.model),
@@ -578,7 +578,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         other_bytes=held_bytes * (shape.n_params - expert_params(shape)),
         memory_bytes=device["memory_bytes"] * has_te,
         fuses_experts=has_te and _fuses_experts(found, shape, release),
-        graphs_here=_graphs_of(shape) if has_te and is_at_least(release, _HAS_GRAPHS) else 0,
+        graphs_here=GRAPHS.index(captured) if has_graphs else 0,
         paced_tokens=_paced_tokens(shape, device["half_flops"]),
         in_bf16=job.precision == "bf16",
         fp8_here=_fp8_of(found, shape) if has_te and not in_fp32 else (0, 0),
@@ -658,12 +658,6 @@ def _flex_of(domain: int, release: str) -> int:
 def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:
     is_blackwell = "fp4" in found.peak_flops and "fp8" in found.peak_flops
     return is_blackwell and shape.n_experts > 1 and "fused_experts" not in _lacking(release)
-
-
-def _graphs_of(shape: ModelShape) -> int:
-    """The most that can be captured of a layer whose shapes never change."""
-    parts = "attn+moe_router+moe_preprocess" if shape.n_experts > 1 else "attn+mlp"
-    return GRAPHS.index(parts)
 
 
 def _paced_tokens(shape: ModelShape, flops_per_s: float) -> float:

@@ -360,15 +360,11 @@ def _moments(launch: MegatronLaunch) -> int | None:
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:
-    if argument == "expert_tensor_parallel_size" and not _has_experts(launch):
-        return 0  # a dense model has no experts to split
+    if argument == "expert_tensor_parallel_size":
+        is_shared = int(launch.get("expert_model_parallel_size") or 1) > 1
+        if not is_shared and not launch.get("num_experts"):
+            return 0  # a dense model has no experts to split
     return int(launch.get(argument) or 0)
-
-
-def _has_experts(launch: MegatronLaunch) -> bool:
-    """True for a mixture; experts that are shared among ranks are there, however many."""
-    is_shared = int(launch.get("expert_model_parallel_size") or 1) > 1
-    return is_shared or bool(launch.get("num_experts"))
 
 
 def _switch(launch: MegatronLaunch, argument: str, at_default: KnobValue) -> int:

@@ -259,7 +259,8 @@ def _refuse_mixture(model: Model, seq_len: int) -> None:
     has_biases = bool(config.get("attention_bias", family == "gpt_oss"))
     if has_biases != (family == "gpt_oss") and family != "glm4_moe":
         raise _cannot_be(model, _WHY["biases"].format(value=str(has_biases).lower()))
-    if _is_sigmoid(model) and not config.get("norm_topk_prob", True):
+    is_normalized = config.get("norm_topk_prob", _of_mixture(model).get("normalizes", True))
+    if _is_sigmoid(model) and not is_normalized:
         raise _cannot_be(model, _WHY["normalized"])
     _refuse_groups(model)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from autotune.base.templates import Templates, tell
 from autotune.base.units import format_bytes, format_rate, size_unit
+from autotune.contract import Start
 from autotune.cost.errors import LEVEL
 from autotune.planning.ranking import Ranking
 from autotune.report.candidates.ranking import figures_as_dict, ranking_values
@@ -15,9 +16,9 @@ from autotune.report.page.page import page_values
 from autotune.report.page.shapes import Chart, Mark
 from autotune.report.parts import facts_in, tables_in, tell_parts
 from autotune.search.confirm import MAX_FINALISTS
-from autotune.search.plan import ASSUMED_BASELINE_TRIALS, ASSUMED_TRIAL_S
+from autotune.search.plan import ASSUMED_BASELINE_TRIALS, rules_before
 from autotune.search.prospect import trial_s
-from autotune.search.race import COLD
+from autotune.search.trial_spec import may_start_warm
 
 _WORDS = {"candidate": "fits", "limit": "may not fit", "baseline": "baseline", "best": "rank 1"}
 """Tone of a mark -> what it is."""
@@ -56,13 +57,17 @@ def render_plan(ranking: Ranking, templates: Templates, *, top: int) -> str:
 
 def _search(ranking: Ranking) -> tuple[int, float]:
     """Trials of a search of the job, at most, and the seconds that one usually takes."""
-    job, found = ranking.outlook.job, ranking.prediction
-    fits = found.fit_probability >= ranking.min_fit
-    usual_s = trial_s(float(np.median(found.step_time_s[fits if fits.any() else ...])))
-    n_search = min(job.budget.trials, ranking.outlook.lattice.n_left)
-    n_compared = COLD.most_runs(1 + min(MAX_FINALISTS, n_search)).total()
-    n = ASSUMED_BASELINE_TRIALS + n_search + n_compared
-    return n, min(max(ASSUMED_TRIAL_S, usual_s), job.trial_timeout_s)
+    outlook, found = ranking.outlook, ranking.prediction
+    job, there = outlook.job, outlook.environment
+    n_search = min(job.budget.trials, outlook.lattice.n_left)
+    most = rules_before(job, there).most_runs(1 + min(MAX_FINALISTS, n_search))
+    fits = np.flatnonzero(found.fit_probability >= ranking.min_fit)
+    rows = fits if len(fits) else ranking.order
+    usual = int(rows[np.argsort(found.step_time_s[rows])[len(rows) // 2]])
+    is_warm = may_start_warm(job, outlook.engine, ranking.candidates[usual], there)
+    one_s = trial_s(float(found.step_time_s[usual]), Start.WARM if is_warm else Start.COLD)
+    n_trials = ASSUMED_BASELINE_TRIALS + n_search + most.total()
+    return n_trials, min(one_s, job.trial_timeout_s)
 
 
 def _forecast(ranking: Ranking, place: int) -> dict[str, Any]:

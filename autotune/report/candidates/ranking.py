@@ -1,6 +1,5 @@
 """Predictions for a job's candidates: as text for a terminal, and as data."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -74,8 +73,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "baseline": way if way and way["is_given"] else None,
         "from_baseline": way,
         "what_if": [
-            {**dataclasses.asdict(variant), "best": dict(ranking.candidates[variant.best].values)}
-            for variant in ranking.variants
+            {**vars(variant), "best": dict(variant.best.values)} for variant in ranking.variants
         ],
     }
 
@@ -294,7 +292,9 @@ def assumptions(outlook: Outlook, reach: Margin, index: int) -> list[str]:
     """What a forecast takes for granted, for programs."""
     evidence, router = reach.evidence_at(index), _of_router(reach, index)
     learned = f"intervals: {evidence}" if evidence else ""
-    return [*filter(None, [outlook.length_doubt, router, learned])]
+    left_out = " and ".join(outlook.job.model.left_out)
+    alone = f"the text model alone, without the {left_out} model" if left_out else ""
+    return [*filter(None, [alone, outlook.length_doubt, router, learned])]
 
 
 def _of_router(reach: Margin, index: int) -> str:

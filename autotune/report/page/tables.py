@@ -205,7 +205,8 @@ def trials(story: Story) -> list[dict[str, Any]]:
         settings = settings_of_row(story, row)
         kin = next((n for t in row.trials if (n := marks.get(t.number))), "")
         heads = {row.trial, *marks}
-        left_out = _left_out(row.trials, last) if is_final else ""
+        is_earlier = 0 <= last_comparison(row.trials) < last
+        left_out = "not in the last comparison" if is_earlier else "not compared"
         of_candidate = sorted(row.trials, key=lambda t: (t.number not in heads, t.number))
         for place, trial in enumerate(of_candidate):
             result, number = trial.result, trial.number
@@ -221,7 +222,7 @@ def trials(story: Story) -> list[dict[str, Any]]:
                     "outcome": result.outcome.value if result else story.in_flight_word,
                     "row": row,
                     "figure": row.figure if place == 0 else None,
-                    "left_out": left_out,
+                    "left_out": left_out if is_final else "",
                     "rate": result.samples_per_s if result and is_figure(result) else None,
                     "peak_bytes": row.figure.peak_memory_bytes
                     if row.figure and place == 0
@@ -275,12 +276,6 @@ def _role(trial: Trial, story: Story, last: int) -> str:
     first = comparison_of(trial)
     text = f"{identity.role.value}, round {identity.confirm_round - first + 1}"
     return text if first == last else f"{text} of an earlier comparison"
-
-
-def _left_out(trials: Sequence[Trial], last: int) -> str:
-    """What a candidate is that the last comparison has no figure of."""
-    compared = last_comparison(trials)
-    return "not in the last comparison" if 0 <= compared < last else "not compared"
 
 
 def _evidence_of(trial: Trial) -> str:

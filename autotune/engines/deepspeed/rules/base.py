@@ -279,8 +279,8 @@ class Setup:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters train beside frozen weights (LoRA)."""
-        return self.model is not None and self.model.n_params_frozen > 0
+        """Whether adapters train beside frozen weights (LoRA); ERNIE 4.5 freezes some biases."""
+        return self.model is not None and self.model.n_params_frozen > self.model.n_params
 
     @property
     def pipeline_layers(self) -> int | None:
