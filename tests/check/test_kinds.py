@@ -40,6 +40,8 @@ SLIME = (
     "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --num-rollout 2 "
     "--tensor-model-parallel-size 2 --rollout-batch-size 4 --global-batch-size"
 )
+NANO = "torchrun --nproc_per_node 8 run_train.py --config-file nano.yaml"
+TITAN = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file titan.toml"
 NEMO = "train.py trainer.devices=4 trainer.num_nodes=2 model.tensor_model_parallel_size=1"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
@@ -118,6 +120,14 @@ def judged(folder: Path, text: str):
          "grpo.num_prompts_per_step=8 grpo.num_generations_per_prompt=4", "batch.on_policy"),
         (f"{SLIME} 16", "batch.rollout"),
         (f"{SLIME} 8 --kl-coef 0.1 --kl-loss-coef 0.1", "rollout.one_kl"),
+        # nanotron and torchtitan, with their files.
+        *((NANO, rule) for rule in ("world.degrees", "batch.stages", "tp.attention")),
+        (f"{TITAN} --parallelism.context_parallel_degree 8", "world.degrees"),
+        (f"{TITAN} --parallelism.data_parallel_shard_degree=-1 "
+         "--parallelism.tensor_parallel_degree=3", "world.degrees"),
+        (f"{TITAN} --parallelism.pipeline_parallel_degree 4 --training.local_batch_size 2",
+         "batch.stages"),
+        (f"{TITAN} --training.seq_len 1001", "sequence.shares"),
         (f"{SEVERAL}srun python {NEMO}", "environment.lightning"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
@@ -149,6 +159,7 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"#SBATCH -N 2 --ntasks-per-node=4\nsrun python {NEMO}", "the line does not override"),
         (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
         (f"{EASY}.ulysses_size=2", "EasyR1's other checks"),
+        (TITAN, "torchtitan's other checks"),
         (f"{EASY.replace('easy', 'gone')}.global_batch_size=24", "does not override"),
         (f"{SLIME} 8 --kl-coef 0.1", "what the line does not give"),
         (f"{SLIME} 16 --debug-rollout-only", "what the line does not give"),
@@ -217,6 +228,10 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "srun llamafactory-cli train factory.yaml", "file.lone_nodes"),
         # A hostfile with a line that is none, or without what is named.
         (f"echo\ncat > h <<E\na slots=4\nb lots=4\nE\ndeepspeed --hostfile h {SCRIPT}",
+         "file.visible_devices"),
+        (f"cat > h <<E\na slots=2\na slots=2\nE\ndeepspeed --hostfile h {SCRIPT}",
+         "file.visible_devices"),
+        (f"deepspeed --include localhost:0,1,2,3 --exclude localhost:4 {SCRIPT}",
          "file.visible_devices"),
         (f"cat > h <<E\na slots=2\nE\ndeepspeed --hostfile h --include a:2 {SCRIPT}",
          "file.visible_devices"),

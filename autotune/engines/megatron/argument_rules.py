@@ -131,6 +131,8 @@ def _fact(launch: MegatronLaunch, name: str) -> Any:
         return launch.program == name and bool(launch.fields)
     if "." in name or name == "model_engine":
         return launch.of_program(name)
+    if name in ("asked", "tasks"):
+        return launch.asked if name == "asked" else launch.ranks.world
     if name == "asks_for_connections":
         return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:
@@ -174,17 +176,6 @@ def _ranks_told(launch: MegatronLaunch) -> Answer:
     variable = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
     tasks = ranks.tasks or ranks.tasks_per_node
     return _objection("ranks_told", starter=ranks.starter, tasks=tasks, own=variable)
-
-
-@argument_rule(
-    "environment.lightning", "lightning/fabric/plugins/environments/slurm.py: validate_settings"
-)
-def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
-    """Tasks of srun that are others than the ranks for which Lightning is asked."""
-    asked, tasks = launch.asked, launch.ranks.world
-    if None in (asked, tasks) or asked == tasks:
-        return None
-    return _objection("lightnings_tasks", asked=asked, tasks=tasks)
 
 
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
@@ -314,13 +305,10 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
     _ranks_told,
-    _lightnings_tasks,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
-    _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
+    _of_nodes("tasks", "raised", "Several launchers start ranks of their own on a node."),
     _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),
-    _of_nodes(
-        "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
-    ),
+    _of_nodes("idle_devices", "converted", "A job asks for more GPUs on a node than ranks."),
     _one_chunk,
     _chunk_layers,
     _layout_alone,
