@@ -32,13 +32,16 @@ OTHERWISE = {
     "batch.micro",
     *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding", "environment.lightning"),
     *("batch.easyr1", "rollout.one_sample", "batch.packing", "batch.logprob", "batch.on_policy"),
-    *("batch.rollout", "rollout.one_kl", "positions.size", "world.degrees"),
+    *("batch.rollout", "rollout.one_kl", "world.degrees"),
     *("batch.stages", "tp.attention", "sequence.shares"),
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""
-AT_RUN_TIME = {"vp.micro_batches", "batch.product", "schedule.warmup", "data.tokenizer"}
-"""Rules of what starts after the checks of arguments: schedules, the count of micro-batches."""
+AT_RUN_TIME = {
+    *("vp.micro_batches", "batch.product", "schedule.warmup", "data.tokenizer", "experts.topk"),
+    *("experts.group_capacity", "attention.groups", "optimizer.instances", "fp8.reused_buffer"),
+}
+"""Rules of what starts after the checks of arguments: schedules, the model, its groups."""
 
 
 def launch(flags, release=None):
@@ -161,7 +164,7 @@ def test_rules_of_what_is_missing_and_of_the_environment():
         return {violation.rule for violation in judge_launch(launch_of_line(line, release="0.16"))}
 
     start = "torchrun --nproc-per-node 8 pretrain_gpt.py "
-    assert rules(f"{start} --num-layers 2") >= {"batch.micro", "positions.size"}
+    assert rules(f"{start} --num-layers 2") >= {"batch.micro"}
     split = "--tensor-model-parallel-size 2"
     assert rules(f"{CONNECTIONS}=8 {start} {LEGAL} {split}") == {"environment.connections"}
     assert rules(f"{CONNECTIONS}=1 {start} {LEGAL} {split}") == set()
