@@ -205,6 +205,9 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         ("#SBATCH -N 1 --ntasks-per-node=4\nexport NPROC_PER_NODE=4\n"
          "srun llamafactory-cli train factory.yaml", "file.tasks"),
         (f"#SBATCH --gpus-per-node=2\n{FOUR}", "file.visible_devices"),
+        (f"{SEVERAL}#SBATCH --gpus-per-task=2\nsrun {FOUR}", "file.visible_devices"),
+        (f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\nsrun bash -c 'RANK=$SLURM_PROCID "
+         f"LOCAL_RANK=$SLURM_LOCALID python {SCRIPT}'", "file.visible_devices"),
         # Nodes of torchrun that no flag brings together: it does not read MASTER_ADDR.
         ("#SBATCH -N 2\nexport MASTER_ADDR=$(hostname)\n"
          f"srun -l bash -c '{FOUR.replace('4', '2 --nnodes=2', 1)}'", "file.lone_nodes"),
@@ -312,6 +315,13 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         "--gradient_accumulation_steps 4",
         f"source env/bin/activate\nN=${{N:-4}}\n{FOUR.replace('4', '$N', 1)}",
         f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
+        *(
+            "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\nsrun "
+            f"{bound}bash -c 'RANK=$SLURM_PROCID LOCAL_RANK={local} python {SCRIPT}'"
+            for bound, local in (("", "0"), ("--gpu-bind=none ", "$SLURM_LOCALID"))
+        ),
+        "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\n"
+        f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",
         f"#SBATCH --ntasks-per-node=4\nNN=$(count)\nsrun -N $NN -n $NN {FOUR}",
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
         f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",

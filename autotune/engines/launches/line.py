@@ -139,7 +139,7 @@ class Ranks:
     nodes: int | None = None
     """Nodes on which `srun` starts them."""
     gpus: int | None = None
-    """GPUs of a node that the job asks for."""
+    """GPUs of a node that the job asks for, or of a task that takes its device by LOCAL_RANK."""
     reaches_nodes: bool = False
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
@@ -318,6 +318,9 @@ def ranks_of(
         nodes=nodes,
         gpus=slurm.gpus_per_node(step) or gpus,
     )
+    seen = slurm.gpus_of_task(step) if tasks else None
+    if seen and (parts.kind or "SLURM_LOCALID" in variables.get("LOCAL_RANK", "")):
+        ranks = replace(ranks, gpus=seen * (tasks_per_node or 1) if parts.kind else seen)
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
         ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]

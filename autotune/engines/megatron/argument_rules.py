@@ -129,10 +129,12 @@ def _fact(launch: MegatronLaunch, name: str) -> Any:
         return None if "$" in value or launch.is_overrides else value
     if name in PROGRAMS_OF_FIELDS:
         return launch.program == name and bool(launch.fields)
+    if name in ("asked", "is_megatrons"):
+        return getattr(launch, name)
+    if name.startswith("ranks."):
+        return getattr(launch.ranks, name.removeprefix("ranks."))
     if "." in name or name == "model_engine":
         return launch.of_program(name)
-    if name in ("asked", "tasks"):
-        return launch.asked if name == "asked" else launch.ranks.world
     if name == "asks_for_connections":
         return asks_for_connections(launch)
     if name == "expert_tensor_parallel_size" and launch.get(name) is None:
@@ -165,17 +167,6 @@ def asks_for_connections(launch: MegatronLaunch) -> bool:
         return is_split and not any(map(launch.get, others))
     except UnknownFactError:
         return False
-
-
-@argument_rule("environment.ranks", "megatron/training/initialize.py: init_process_group")
-def _ranks_told(launch: MegatronLaunch) -> Answer:
-    """Tasks of srun or mpirun without ranks: each takes itself for the only one."""
-    ranks = launch.ranks
-    if not ranks.lacks_ranks or not launch.is_megatrons:
-        return None
-    variable = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
-    tasks = ranks.tasks or ranks.tasks_per_node
-    return _objection("ranks_told", starter=ranks.starter, tasks=tasks, own=variable)
 
 
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
@@ -304,7 +295,6 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
-    _ranks_told,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
     _of_nodes("tasks", "raised", "Several launchers start ranks of their own on a node."),
     _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),
@@ -316,13 +306,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _ranks,
     _expert_ranks,
     *(
-        clash(
-            "flags.gone",
-            old,
-            f"--{old.replace('_', '-')}: Megatron takes the flag, and ends with the advice to use "
-            f"another",
-            f"give --{new} in its place",
-        )
+        clash("flags.gone", old, *_objection("gone", old=old.replace("_", "-"), new=new))
         for old, new in GONE.items()
     ),
     *(clash(**row) for row in table_beside(__file__, "argument_rules.json")),
