@@ -333,8 +333,8 @@ def ranks_of(
         ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
         if is_here and is_read and "sbatch" not in ahead:
             port = _port_of(parts.kind, given, variables)
-            others = (ranks_of(its, within=by, variables=given).port for its, by, given in beside)
-            ranks = replace(ranks, port=port, is_taken=port > 0 and port in others)
+            ports = (ranks_of(its, within=by, variables=given).port for its, by, given in beside)
+            ranks = replace(ranks, port=port, is_taken=port > 0 and port in ports)
         if parts.kind == "torchrun" and is_read:
             why = _unmet(_with_variables(given, variables), ranks)
             ranks = replace(ranks, unmet=why)

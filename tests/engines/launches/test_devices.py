@@ -124,5 +124,5 @@ def test_two_launches_of_a_machine_meet_at_ports_apart(tmp_path, text, n_broken)
     for line in ("torchrun --nproc_per_node 2", "deepspeed --include localhost:4,5"):
         text = text.replace(line.split()[0].upper(), line)
     text = text.replace("RUN", "run.py --deepspeed_config ds_config.json")
-    reports = check_files([write(tmp_path, text, "run.sh")], CheckFlags()).reports
+    reports = check_files([str(write(tmp_path, text, "run.sh"))], CheckFlags()).reports
     assert sum("file.tasks" in rules(report) for report in reports) == n_broken
