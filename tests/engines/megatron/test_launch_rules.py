@@ -28,12 +28,12 @@ LEGAL = (
 BROKEN = DATA["BROKEN"]
 OF_NODES = ("connections", "visible_devices", "ranks", "tasks", "lone_nodes", "idle_devices")
 OTHERWISE = {
+    *("world.degrees", "batch.stages", "tp.attention", "sequence.shares"),
     "ep.ranks",
     "batch.micro",
     *("batch.ppo_mini", "batch.verl", "rollout.ranks", "sp.padding", "environment.lightning"),
     *("batch.easyr1", "rollout.one_sample", "batch.packing", "batch.logprob", "batch.on_policy"),
-    *("batch.rollout", "rollout.one_kl", "world.degrees"),
-    *("batch.stages", "tp.attention", "sequence.shares"),
+    *("batch.rollout", "rollout.one_kl"),
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""
