@@ -42,6 +42,8 @@ SLIME = (
     "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --num-rollout 2 "
     "--tensor-model-parallel-size 2 --rollout-batch-size 4 --global-batch-size"
 )
+NANO = "torchrun --nproc_per_node 8 run_train.py --config-file nano.yaml"
+TITAN = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file titan.toml"
 NEMO = "train.py trainer.devices=4 trainer.num_nodes=2 model.tensor_model_parallel_size=1"
 TRAINER = "trainer.py --deepspeed plain.json --per_device_train_batch_size 4 --learning_rate 1e-4"
 
@@ -120,6 +122,14 @@ def judged(folder: Path, text: str):
          "grpo.num_prompts_per_step=8 grpo.num_generations_per_prompt=4", "batch.on_policy"),
         (f"{SLIME} 16", "batch.rollout"),
         (f"{SLIME} 8 --kl-coef 0.1 --kl-loss-coef 0.1", "rollout.one_kl"),
+        # nanotron and torchtitan, with their files.
+        *((NANO, rule) for rule in ("world.degrees", "batch.stages", "tp.attention")),
+        (f"{TITAN} --parallelism.context_parallel_degree 8", "world.degrees"),
+        (f"{TITAN} --parallelism.data_parallel_shard_degree=-1 "
+         "--parallelism.tensor_parallel_degree=3", "world.degrees"),
+        (f"{TITAN} --parallelism.pipeline_parallel_degree 4 --training.local_batch_size 2",
+         "batch.stages"),
+        (f"{TITAN} --training.seq_len 1001", "sequence.shares"),
         (f"{SEVERAL}srun python {NEMO}", "environment.lightning"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
@@ -151,6 +161,7 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"#SBATCH -N 2 --ntasks-per-node=4\nsrun python {NEMO}", "the line does not override"),
         (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
         (f"{EASY}.ulysses_size=2", "EasyR1's other checks"),
+        (TITAN, "torchtitan's other checks"),
         (f"{EASY.replace('easy', 'gone')}.global_batch_size=24", "does not override"),
         (f"{SLIME} 8 --kl-coef 0.1", "what the line does not give"),
         (f"{SLIME} 16 --debug-rollout-only", "what the line does not give"),
@@ -196,6 +207,9 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         ("#SBATCH -N 1 --ntasks-per-node=4\nexport NPROC_PER_NODE=4\n"
          "srun llamafactory-cli train factory.yaml", "file.tasks"),
         (f"#SBATCH --gpus-per-node=2\n{FOUR}", "file.visible_devices"),
+        (f"{SEVERAL}#SBATCH --gpus-per-task=2\nsrun {FOUR}", "file.visible_devices"),
+        (f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\nsrun bash -c 'RANK=$SLURM_PROCID "
+         f"LOCAL_RANK=$SLURM_LOCALID python {SCRIPT}'", "file.visible_devices"),
         # Nodes of torchrun that no flag brings together: it does not read MASTER_ADDR.
         ("#SBATCH -N 2\nexport MASTER_ADDR=$(hostname)\n"
          f"srun -l bash -c '{FOUR.replace('4', '2 --nnodes=2', 1)}'", "file.lone_nodes"),
@@ -219,6 +233,10 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
          "srun llamafactory-cli train factory.yaml", "file.lone_nodes"),
         # A hostfile with a line that is none, or without what is named.
         (f"echo\ncat > h <<E\na slots=4\nb lots=4\nE\ndeepspeed --hostfile h {SCRIPT}",
+         "file.visible_devices"),
+        (f"cat > h <<E\na slots=2\na slots=2\nE\ndeepspeed --hostfile h {SCRIPT}",
+         "file.visible_devices"),
+        (f"deepspeed --include localhost:0,1,2,3 --exclude localhost:4 {SCRIPT}",
          "file.visible_devices"),
         (f"cat > h <<E\na slots=2\nE\ndeepspeed --hostfile h --include a:2 {SCRIPT}",
          "file.visible_devices"),
@@ -300,6 +318,13 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         "--gradient_accumulation_steps 4",
         f"source env/bin/activate\nN=${{N:-4}}\n{FOUR.replace('4', '$N', 1)}",
         f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
+        *(
+            "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\nsrun "
+            f"{bound}bash -c 'RANK=$SLURM_PROCID LOCAL_RANK={local} python {SCRIPT}'"
+            for bound, local in (("", "0"), ("--gpu-bind=none ", "$SLURM_LOCALID"))
+        ),
+        "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\n"
+        f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",
         f"#SBATCH --ntasks-per-node=4\nNN=$(count)\nsrun -N $NN -n $NN {FOUR}",
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\n"
         f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",

@@ -35,7 +35,7 @@ FOUND = {
     "no_connections": (8, set()),
     "offload": (8, {"optimizer.precision_aware"}),
     "passes_on": (8, {"tp.heads"}),
-    "recompute": (4, {"recompute.selective_method"}),
+    "recompute": (4, {"recompute.selective_method", "recompute.distributed"}),
     "slurm_70b": (64, set()),
     "slurm_direct": (32, {"world.product"}),
     "vp_without_pp": (8, {"sequence.positions", "vp.pipeline"}),

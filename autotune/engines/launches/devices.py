@@ -42,6 +42,8 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         yield misfit(row, "raised" if ranks.starter else "may_raise", why=ranks.unmet)
     elif ranks.left_nodes:
         yield misfit("left_nodes", nodes=ranks.left_nodes + 1, launcher=launcher)
+    if ranks.is_taken:
+        yield misfit("taken_port", launcher=launcher, port=ranks.port)
     if ranks.unlisted:
         yield misfit("unlisted", why=ranks.unlisted)
         return
@@ -58,7 +60,8 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         left = f"{source} leaves {visible.count} of a node's devices visible"
         yield _too_few(left, visible.count, per_node)
     elif visible is None and gpus is not None and per_node > gpus:
-        yield _too_few(f"the job asks for {format_count(gpus, 'GPU')} a node", gpus, per_node)
+        what = f"the job asks for {format_count(gpus, 'GPU')} a node or task"
+        yield _too_few(what, gpus, per_node)
     elif visible is None and gpus is not None and per_node < gpus:
         counted = {"ranks": format_count(per_node, "rank"), "asks": format_count(per_node, "GPU")}
         yield misfit("idle_devices", gpus=gpus, idle=gpus - per_node, **counted)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
 from pathlib import Path, PurePath
@@ -83,7 +83,7 @@ _STARTS_HERE = re.compile(PROGRAMS["starts_here"])
 """Words before a launcher that start it on no other node."""
 _NO_HOST = re.compile(r"^[ \t]*(?!\S+\s+slots=\d)[^#\s].*$", re.MULTILINE)
 _LOCAL = re.compile(
-    r"(?:localhost|127\.[\d.]+|\$\(hostname[^)]*\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?)(?::.*)?"
+    r"(?:localhost|127\.[\d.]+|\$\(hostname[^)]*\)|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\}?)(?::[^@]*)?"
 )
 """An address that is another one on each node."""
 
@@ -139,7 +139,7 @@ class Ranks:
     nodes: int | None = None
     """Nodes on which `srun` starts them."""
     gpus: int | None = None
-    """GPUs of a node that the job asks for."""
+    """GPUs of a node that the job asks for, or of a task that takes its device by LOCAL_RANK."""
     reaches_nodes: bool = False
     """Whether the launcher starts the ranks of other nodes itself, as DeepSpeed's over ssh."""
     starter: str = ""
@@ -148,6 +148,10 @@ class Ranks:
     """Nodes of a job of Slurm's on which nothing starts the launcher."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
+    port: int = 0
+    """Port of this machine at which its ranks meet, all of them on it; 0: none, or not known."""
+    is_taken: bool = False
+    """Whether those of a launch in the background meet there."""
     unlisted: str = ""
     """What a filter of DeepSpeed's launcher names and its hostfile lacks; empty: nothing."""
     lacks_ranks: bool | None = False
@@ -286,6 +290,7 @@ def ranks_of(
     options: Mapping[str, str] | None = None,
     defaults: Mapping[int, str] | None = None,
     text_of: Callable[[str], str] = text_near,
+    beside: Iterable[tuple[Sequence[str], Sequence[str], Mapping[str, str]]] = (),
 ) -> Ranks:
     """How the ranks of a line come about.
 
@@ -296,6 +301,7 @@ def ranks_of(
         options: What its file asks Slurm for.
         defaults: Number of a word -> the default of a variable that it holds, in words.
         text_of: Reads a file that the line names; empty: it is not there.
+        beside: Words, `within` and `variables` of commands in the background.
 
     Raises:
         JobError: A count in it is none.
@@ -312,15 +318,23 @@ def ranks_of(
         nodes=nodes,
         gpus=slurm.gpus_per_node(step) or gpus,
     )
+    seen = slurm.gpus_of_task(step) if tasks else None
+    if seen and (parts.kind or "SLURM_LOCALID" in variables.get("LOCAL_RANK", "")):
+        ranks = replace(ranks, gpus=seen * (tasks_per_node or 1) if parts.kind else seen)
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
     if parts.kind:
         ahead = [*within, *(one for one in words[: parts.launcher_at] if not _launcher(one))]
         is_here = all(map(_STARTS_HERE.fullmatch, _without_values(["", *ahead])))
         behind = [words[number] for number in parts.launcher_flags if number > parts.launcher_at]
         given, is_read = dict(flags_of(behind)), not any(open_words(behind))
-        is_here &= parts.kind == "torchrun" or _REACHING.isdisjoint(given)
+        hosts = [str(given[one]) for one in _REACHING & given.keys() if parts.kind != "torchrun"]
+        is_here &= all(map(_LOCAL.fullmatch, hosts))
         left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
         ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
+        if is_here and is_read and "sbatch" not in ahead:
+            port = _port_of(parts.kind, given, variables)
+            ports = (ranks_of(its, within=by, variables=given).port for its, by, given in beside)
+            ranks = replace(ranks, port=port, is_taken=port > 0 and port in ports)
         if parts.kind == "torchrun" and is_read:
             why = _unmet(_with_variables(given, variables), ranks)
             ranks = replace(ranks, unmet=why)
@@ -357,6 +371,16 @@ def ranks_of(
         return ranks
     others = _without_values(behind)
     return replace(ranks, lacks_ranks=all(map(_TELLS_NO_RANKS.fullmatch, others)) or None)
+
+
+def _port_of(kind: str, given: Mapping[str, Any], variables: Mapping[str, str]) -> int:
+    """As of `Ranks.port`; torch/distributed/run.py: get_rdzv_endpoint."""
+    known = {"nnodes": 1, "rdzv_backend": "static", "master_port": 29500, **given}
+    known = _with_variables(known, variables) if kind == "torchrun" else known
+    is_static = (known["nnodes"], known["rdzv_backend"]) == (1, "static")
+    is_one = is_static and {"standalone", "rdzv_endpoint"}.isdisjoint(known)
+    port = known["master_port"]
+    return port if is_one and type(port) is int and kind in ("torchrun", "deepspeed") else 0
 
 
 def _task_starter(words: Sequence[str]) -> str:
@@ -603,7 +627,9 @@ def _unlisted(hostfile: str, flags: Mapping[str, Any]) -> str:
         return ""
     if bad := _NO_HOST.search(hostfile):
         return f"{bad[0].strip()!r} in the hostfile is no HOST slots=N"
-    hosts = _hosts_of(hostfile)
+    hosts, lines = _hosts_of(hostfile), [host for host, _ in _HOST.findall(hostfile)]
+    if twice := [host for host in hosts if lines.count(host) > 1]:
+        return f"{twice[0]} stands twice in the hostfile"
     for name in ("include", "exclude"):
         given = flags.get(name, "")
         for one in given.split("@") if given and not UNKNOWN.search(given) else ():

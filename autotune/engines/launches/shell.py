@@ -81,6 +81,8 @@ _SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
 _ALL_GIVEN = {"$@", "$*"}
 _COPIERS = ("cp", "mv", "tee")
 """Commands that write the last file that they are given."""
+_WAITS = ("wait", "fg", "kill", "pkill", "killall")
+"""Commands after which those in the background may have ended."""
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
 _READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
@@ -163,6 +165,8 @@ class Command:
     """The file; of another one's command `start` is where that is sourced or started."""
     written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
+    beside: tuple["Command", ...] = ()
+    """Those in the background, for which nothing has waited."""
     blank_in: str = ""
     """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
 
@@ -175,6 +179,10 @@ class Command:
             "options": self.options,
             "defaults": self.defaults,
             "text_of": self._text_of,
+            "beside": [
+                ([word.text for word in one.words], one.within, one.variables)
+                for one in self.beside
+            ],
         }
 
     def _text_of(self, name: str) -> str:
@@ -247,7 +255,8 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
         raise JobError(f"{path}:{line_of(text, error.at)}: {error}", "close it") from error
     commands: dict[tuple[object, ...], Command] = {}
     for one in reader.commands:  # a function that is called twice has them twice
-        commands.setdefault((one.start, one.words), one)
+        if one.beside or (one.start, one.words) not in commands:
+            commands[one.start, one.words] = one
     return ShellText(
         commands=tuple(commands.values()),
         sourced=tuple(dict.fromkeys(reader.sourced)),
@@ -332,6 +341,8 @@ class _Reader:
         self._locals: set[str] = set()
         """Variables of the function that is gone through alone."""
         self.commands: list[Command] = []
+        self._beside: tuple[Command, ...] = ()
+        """As of `Command.beside`."""
         self.sourced: list[Path] = []
         self.written: dict[str, str | Unknown] = {}
         self._may_be_written: dict[str, str] = {}
@@ -446,9 +457,12 @@ class _Reader:
             self._choice(node)
         elif node.name == "{":
             return self._list(node.lines)
-        elif node.name == "(":
+        elif node.name in ("(", "&"):
+            n_commands = len(self.commands)
             with self._shell():
                 self._list(node.lines)
+            if node.name == "&":
+                self._beside = (*self._beside, *self.commands[n_commands:])
         elif node.name in LOOPS:
             n_ends, self._n_loops = len(self._ends), self._n_loops + 1
             try:
@@ -603,7 +617,7 @@ class _Reader:
         if runs is not None and not may_differ:
             truth = take() if runs else _OPEN
             return _Branch(runs=runs, may_differ=False, changes={}, truth=truth)
-        is_branch = self._is_branch
+        is_branch, beside = self._is_branch, self._beside
         self._is_branch = is_branch or runs is not True
         with self._scope(given) as changes:
             branch = _Branch(runs=runs, may_differ=may_differ, changes=changes)
@@ -612,7 +626,7 @@ class _Reader:
             except _End as end:
                 branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_branch = is_branch
+        self._is_branch, self._beside = is_branch, beside
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -1017,6 +1031,7 @@ class _Reader:
         blank_in = ""
         if rest[-1].raw[:1] == "\\" and texts[-1].isspace():
             blank_in = str(here.path) if self._file else self._line(rest[-1].place)
+        self._beside = () if texts[0] in _WAITS else self._beside
         command = Command(
             words=words,
             start=fields[0].place if fields[0].place >= 0 else self._place,
@@ -1030,6 +1045,7 @@ class _Reader:
             path=here.path or self._placed,
             placed=self._placed,
             written=self.written,
+            beside=self._beside,
             blank_in=blank_in,
         )
         self.commands.append(command)

@@ -188,7 +188,7 @@ class Choice(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`{`, `(` (also what `&` and `|` start), a loop with its condition first, or a function."""
+    """`{`, `(` (also what `|` starts), `&`, a loop with its condition first, or a function."""
 
     name: str
     place: int
@@ -253,7 +253,7 @@ class _Parser:
                 if (joint := self._ahead()) in ("&&", "||"):
                     self._at += 1
                     self._pass("\n")
-            found.append(alone(_apart(line)) if joint == "&" else line)
+            found.append(alone(_apart(line, "&")) if joint == "&" else line)
         if ends and not text:
             self._take()
         return found
@@ -359,5 +359,5 @@ def alone(node: Node) -> Line:
     return [("&&", False, [node])]
 
 
-def _apart(line: Line) -> Block:
-    return Block("(", -1, (), [line])
+def _apart(line: Line, name: str = "(") -> Block:
+    return Block(name, -1, (), [line])

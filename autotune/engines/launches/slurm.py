@@ -51,6 +51,11 @@ def gpus_per_node(step: Mapping[str, str]) -> int | None:
     return _count(step.get("gpus-per-node", "")) or _gpus_of(step.get("gres", ""))
 
 
+def gpus_of_task(step: Mapping[str, str]) -> int | None:
+    """GPUs that a task of `srun` sees; None: all of its node, or nothing says it."""
+    return None if "gpu-bind" in step else _count(step.get("gpus-per-task", ""))
+
+
 def _tasks(options: Mapping[str, str]) -> tuple[int | None, int | None]:
     nodes, tasks = _count(options.get("nodes", "")), _count(options.get("ntasks", ""))
     per_node = _count(options.get("ntasks-per-node", ""))

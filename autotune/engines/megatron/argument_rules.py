@@ -129,6 +129,10 @@ def _fact(launch: MegatronLaunch, name: str) -> Any:
         return None if "$" in value or launch.is_overrides else value
     if name in PROGRAMS_OF_FIELDS:
         return launch.program == name and bool(launch.fields)
+    if name in ("asked", "is_megatrons"):
+        return getattr(launch, name)
+    if name.startswith("ranks."):
+        return getattr(launch.ranks, name.removeprefix("ranks."))
     if "." in name or name == "model_engine":
         return launch.of_program(name)
     if name == "asks_for_connections":
@@ -163,28 +167,6 @@ def asks_for_connections(launch: MegatronLaunch) -> bool:
         return is_split and not any(map(launch.get, others))
     except UnknownFactError:
         return False
-
-
-@argument_rule("environment.ranks", "megatron/training/initialize.py: init_process_group")
-def _ranks_told(launch: MegatronLaunch) -> Answer:
-    """Tasks of srun or mpirun without ranks: each takes itself for the only one."""
-    ranks = launch.ranks
-    if not ranks.lacks_ranks or not launch.is_megatrons:
-        return None
-    variable = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK"}[ranks.starter]
-    tasks = ranks.tasks or ranks.tasks_per_node
-    return _objection("ranks_told", starter=ranks.starter, tasks=tasks, own=variable)
-
-
-@argument_rule(
-    "environment.lightning", "lightning/fabric/plugins/environments/slurm.py: validate_settings"
-)
-def _lightnings_tasks(launch: MegatronLaunch) -> Answer:
-    """Tasks of srun that are others than the ranks for which Lightning is asked."""
-    asked, tasks = launch.asked, launch.ranks.world
-    if None in (asked, tasks) or asked == tasks:
-        return None
-    return _objection("lightnings_tasks", asked=asked, tasks=tasks)
 
 
 def _of_nodes(name: str, consequence: Consequence, says: str) -> Rule[MegatronLaunch]:
@@ -313,14 +295,10 @@ def chunks_of(launch: MegatronLaunch) -> int | None:
 
 ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _counts,
-    _ranks_told,
-    _lightnings_tasks,
     _of_nodes("visible_devices", "raised", "A node has more ranks than devices that they see."),
-    _of_nodes("tasks", "raised", "srun starts a launcher with ranks of its own in several tasks."),
+    _of_nodes("tasks", "raised", "Several launchers start ranks of their own on a node."),
     _of_nodes("lone_nodes", "differs", "Nodes of a launch are not told of one another."),
-    _of_nodes(
-        "idle_devices", "converted", "A job asks for more GPUs on a node than it has ranks."
-    ),
+    _of_nodes("idle_devices", "converted", "A job asks for more GPUs on a node than ranks."),
     _one_chunk,
     _chunk_layers,
     _layout_alone,
@@ -328,13 +306,7 @@ ARGUMENT_RULES: tuple[Rule[MegatronLaunch], ...] = (
     _ranks,
     _expert_ranks,
     *(
-        clash(
-            "flags.gone",
-            old,
-            f"--{old.replace('_', '-')}: Megatron takes the flag, and ends with the advice to use "
-            f"another",
-            f"give --{new} in its place",
-        )
+        clash("flags.gone", old, *_objection("gone", old=old.replace("_", "-"), new=new))
         for old, new in GONE.items()
     ),
     *(clash(**row) for row in table_beside(__file__, "argument_rules.json")),

@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -538,7 +539,9 @@ def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping
         if "section" in program and any(one.startswith(program["section"]) for one in given):
             return name, given
         if f".{module}".endswith(f".{program.get('script', ' ')}"):
-            return name, {} if is_open else _configured(program, words, given, path)
+            fields = {} if is_open else _configured(program, words, given, path)
+            if program.get("tells", "") in ("", *fields):  # the script's name is anybody's
+                return name, fields
     return "", {}
 
 
@@ -546,17 +549,28 @@ def _configured(
     program: Mapping[str, Any], words: Sequence[str], given: Mapping[str, str], path: Path
 ) -> Mapping[str, str]:
     """Settings of a program's own configuration and of its file; empty: they are not known."""
+    of_words = {**dict(pairwise(words)), **given}
     if "file" in program:
-        text = text_near(file := given.get(program["file"], ""), path.parent)
-        every = leaves(parse_yaml(text, Path(file))) if text else ()
+        text = text_near(file := of_words.get(program["file"], ""), path.parent)
+        every = leaves(_settings_of_file(text, Path(file))) if text else ()
         of_file = {".".join(at): str(value) for at, value in every}
-        return {} if file and not text else {**of_file, **given}
-    of_hydra, known = {**dict(pairwise(words)), **given}, program["configurations"]
-    name = of_hydra.get("--config-name", known[0]).removesuffix(".yaml")
-    if of_hydra.get("--config-path", "config") != "config" or name not in known:
+        of_flags = {name: str(value) for name, value in flags_of(words[1:])}
+        return {} if file and not text else {**of_file, **of_flags, **given}
+    known = program["configurations"]
+    name = of_words.get("--config-name", known[0]).removesuffix(".yaml")
+    if of_words.get("--config-path", "config") != "config" or name not in known:
         return {}
     engine = {"model_engine": "megatron" if "megatron" in name else "dp", **given}["model_engine"]
     return {**given, "model_engine": given.get(program["strategy"], engine)}
+
+
+def _settings_of_file(text: str, path: Path) -> Mapping[str, Any]:
+    if path.suffix != ".toml":
+        return parse_yaml(text, path)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise JobError(f"{path}: {error}", "write it as TOML") from error
 
 
 def _settings_of_script(words: Sequence[str], path: Path, release: str) -> MegatronLaunch | None:

@@ -116,3 +116,13 @@ def test_deepspeeds_launcher_starts_all_nodes_from_one_task(tmp_path):
     told = messages(checked(write(tmp_path, text % "", "run.sh")), "file.tasks")
     assert "it starts those of all nodes itself; leave srun out" in told
     assert rules(checked(write(tmp_path, text % " --no_ssh", "run.sh"))) == []
+
+
+@pytest.mark.cases("text", "n_broken")
+def test_two_launches_of_a_machine_meet_at_ports_apart(tmp_path, text, n_broken):
+    write(tmp_path, CONFIG)
+    for line in ("torchrun --nproc_per_node 2", "deepspeed --include localhost:4,5"):
+        text = text.replace(line.split()[0].upper(), line)
+    text = text.replace("RUN", "run.py --deepspeed_config ds_config.json")
+    reports = check_files([str(write(tmp_path, text, "run.sh"))], CheckFlags()).reports
+    assert sum("file.tasks" in rules(report) for report in reports) == n_broken

@@ -308,8 +308,8 @@ def device_violations(
         return
     # launcher/runner.py, main: it takes the variable away before it starts ranks.
     filters, counts = ([name for name in names if name in flags] for names in (_FILTERS, _COUNTS))
-    if filters and counts:
-        yield of_misfit(misfit("named_and_counted", named=filters[0], counted=counts[0]))
+    if filters and (others := counts + filters[1:]):
+        yield of_misfit(misfit("named_and_counted", named=filters[0], counted=others[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
         row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
         seen = {"source": visible.source, "names": visible.names}
