@@ -199,11 +199,6 @@ def _compatible(effects: Sequence["_Effects"]) -> Iterator["_Effects"]:
             yield one
 
 
-def _acts(config: Mapping[str, Any], changes: Patch) -> bool:
-    """Whether changes change anything; to Python alone, 16.0 is 16 and 1 is True."""
-    return any(True for _ in _pieces(config, changes))
-
-
 def _questions(
     config: Mapping[str, Any],
     look: Look,
@@ -232,8 +227,8 @@ def _ways(
     of_rule = Choice(changes=violation.changes, moves=violation.moves)
     ways: dict[str, tuple[Choice, str]] = {}
     for way in (of_rule, *violation.choices):
-        written = _acts(config, way.changes) and terms.words(config, way.changes, way.moves)
-        if written:
+        acts = any(True for _ in _pieces(config, way.changes))
+        if acts and (written := terms.words(config, way.changes, way.moves)):
             first, words = ways.get(repr(way.changes), (way, written))
             ways[repr(way.changes)] = (first, way.words or words)
     return list(ways.values())

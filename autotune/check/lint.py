@@ -34,7 +34,7 @@ from autotune.engines.deepspeed.sources.refusals import brings_for_cpu
 from autotune.engines.deepspeed.sources.source import auto_that_tells
 from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.engines.releases import release_of
-from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of, listed
+from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of
 
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
@@ -588,7 +588,7 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
         yield violation_of(
             _KEY_TWICE,
             consequence="raised" if is_refused else "ignored",
-            names=listed(names, ", "),
+            names=named(names),
             then=f"{who} refuses the file" if is_refused else "the last one counts",
         )
     if source.launched is not None:

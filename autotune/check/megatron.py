@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.base.data import table_beside
 from autotune.base.flags import flag
-from autotune.base.text import line_of
+from autotune.base.text import line_of, named
 from autotune.check.ignored import MEGATRON_PREFIX, ignored_in
 from autotune.check.key_positions import TextPlace
 from autotune.check.lint import CheckReport, Found, without_world
@@ -28,7 +28,7 @@ from autotune.engines.megatron.launch_rules import judge_launch
 from autotune.engines.megatron.launched import MegatronLaunch
 from autotune.engines.megatron.pretrain_gpt import check_arguments
 from autotune.engines.megatron.rules import RULES
-from autotune.space.rule import NotJudged, Rule, Violation, level_of, listed
+from autotune.space.rule import NotJudged, Rule, Violation, level_of
 
 _READER = "megatron-lm"
 _CHECKOUT_RULE = "checkout.refuses"
@@ -191,7 +191,7 @@ def _not_judged(
     ]
     if words or names:
         why = launch.unread or "only the shell knows it"
-        yield NotJudged(what=listed([*words, *names], ", "), why=why)
+        yield NotJudged(what=named([*words, *names]), why=why)
     if launch.rest is not None:
         yield NotJudged(what=launch.rest[0], why=launch.rest[1])
     if launch.ranks.lacks_ranks is None:

@@ -163,7 +163,7 @@ def sizes_of(p: Plans) -> Sizes:
     fullest = stage(stage_layers, stage_dense, held_vocab_params, is_last_full)
     first = last = fullest
     last_layers = np.floor(p.n_layers / p.pp)
-    if _has_ends(p):
+    if any(np.any(n) for n in (p.n_mtp_layers, p.n_dense_layers, p.most_stage_layers)):
         first_layers = np.where(given, p.first_stage_layers, stage_layers)
         first = stage(
             first_layers, np.minimum(n_dense, first_layers), held_vocab_params, is_last_full
@@ -220,11 +220,6 @@ def sizes_of(p: Plans) -> Sizes:
         norm_split=np.where(p.sequence_parallel, p.tp, 1.0),
         world=data_ranks * p.tp * p.pp,
     )
-
-
-def _has_ends(p: Plans) -> bool:
-    """Whether the first or the last stage of a pipeline is another one than the fullest."""
-    return any(np.any(n) for n in (p.n_mtp_layers, p.n_dense_layers, p.most_stage_layers))
 
 
 def _head_width(p: Plans, is_latent: Column) -> Column:

@@ -98,7 +98,7 @@ def entry_of(
         host = found.host_bytes_per_s or link or memory
         entry = Accelerator(
             **measured,
-            name=_slug(environment.device_name),
+            name=re.sub(r"[^A-Za-z0-9]+", "-", environment.device_name).strip("-") or "device",
             memory_bytes_per_s=memory,
             peak_flops=achieved,
             nvlink_bytes_per_s=link,
@@ -132,7 +132,3 @@ def fits_of(figures: Figures) -> list[dict[str, Any]]:
         for kind, times in figures.beyond.items()
     ]
     return rows
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"

@@ -391,11 +391,6 @@ def nothing_legal(
     )
 
 
-def listed(parts: Sequence[str], joint: str) -> str:
-    """Parts in one line, as many as people read, and how many more there are."""
-    return named(parts, joint)
-
-
 def in_words(changes: Patch, moves: Moves = _NO_MOVES) -> str:
     """Changes as an instruction: `set a.b to 1 and remove c`, or `rename c to d`.
 
@@ -403,7 +398,7 @@ def in_words(changes: Patch, moves: Moves = _NO_MOVES) -> str:
         changes: What is laid over a configuration.
         moves: Which of them only bring a key to another place, with its value.
     """
-    return listed(list(_in_words(changes, moves, ())), " and ")
+    return named(_in_words(changes, moves, ()), " and ")
 
 
 def _in_words(changes: Patch, moves: Moves, at: tuple[str, ...]) -> Iterator[str]:

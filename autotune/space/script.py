@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError
-from autotune.contract import KnobValue, Workload
+from autotune.contract import Workload
 from autotune.job.job import Job
 from autotune.job.observed import Observed
 from autotune.space.candidate import Candidate
@@ -43,7 +43,7 @@ class Script(WorkloadPlugin):
             seq_len=job.seq_len * (script.rows_per_sample or 1),
             precision=candidate.precision(job.precision),
             seed=job.seed,
-            command=script.filled(_values(candidate)),
+            command=script.filled({**candidate.values, "grad_accum": candidate.grad_accum}),
             folder=script.folder,
             digest=script.digest(),
         )
@@ -149,10 +149,6 @@ def _batch_words(script: Observed) -> str:
 _BATCH_FLAG = re.compile(r"batch|([-_.]|^)m?bsz?$|^-b$")
 """Names of flags, and of words with a value, that say how many samples a batch has, as scripts
 call them."""
-
-
-def _values(candidate: Candidate) -> dict[str, KnobValue]:
-    return {**candidate.values, "grad_accum": candidate.grad_accum}
 
 
 def _observed(job: Job) -> Observed:

@@ -113,7 +113,10 @@ def read_space_file(path: Path, knobs: Catalogue, engine: str = "") -> Space:
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
     }
-    waits = _waits(domains, knobs)
+    waits = {
+        name: {*knobs[name].when, *(other for other, _ in domain.when)}
+        for name, domain in domains.items()
+    }
     _check_when(domains, waits, where)
     return Space(
         name=file.name,
@@ -227,14 +230,6 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
 def _tupled(written: dict[str, object]) -> dict[str, object]:
     # YAML has lists only, and strict pydantic wants a tuple for a tuple.
     return {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
-
-
-def _waits(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, set[str]]:
-    """Knob -> knobs that decide whether it is tried: by its `when` here, or in the list."""
-    return {
-        name: {*knobs[name].when, *(other for other, _ in domain.when)}
-        for name, domain in domains.items()
-    }
 
 
 def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], where: str) -> None:

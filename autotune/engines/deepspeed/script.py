@@ -81,10 +81,15 @@ class ScriptEngine(DeepSpeedEngine):
         self._reach = reach_of(job.script)
         where = Path(str(job.script.description.get("config_file") or "the command"))
         arrived = dict(job.script.config)
+        named = {
+            name: KNOBS[name].check(value, where=f"{{{name}={value}}} in the command")
+            for name, value in job.script.placeholders.items()
+            if value and name in KNOBS
+        }
         self._base_knobs = {
             **knobs_of(arrived, where, skips_wrong=True),
             **_switched(job.script, self._reach),
-            **_in_placeholders(job.script),
+            **named,
         }
         self._use_base(leftover(arrived), {}, optimizer=job.optimizer)
 
@@ -469,7 +474,8 @@ class ScriptEngine(DeepSpeedEngine):
 
     def _foretold(self, candidate: Candidate) -> dict[str, Any]:
         setup = replace(self.setup(candidate), model=None)
-        setup = setup.with_config({**setup.ds_config, **_batch(candidate)})
+        sizes = zip(_BATCH_KEYS, (candidate.micro_batch, candidate.grad_accum), strict=True)
+        setup = setup.with_config({**setup.ds_config, **dict(sizes)})
         foretold = expected(setup, self._job.model.source)
         foretold.pop("loss_chunk_tokens", None)
         if self._switches_optimizer and not offloads_optimizer(candidate.values):
@@ -550,15 +556,6 @@ def _with_attention_named(
     return found
 
 
-def _in_placeholders(script: Observed) -> dict[str, KnobValue]:
-    """Knobs that the command names, as they are in it."""
-    return {
-        name: KNOBS[name].check(value, where=f"{{{name}={value}}} in the command")
-        for name, value in script.placeholders.items()
-        if value and name in KNOBS
-    }
-
-
 def _switched(script: Observed, reach: Reach) -> dict[str, KnobValue]:
     """Knobs that the command sets outside of DeepSpeed's configuration."""
     found: dict[str, KnobValue] = {}
@@ -577,7 +574,3 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     """Dotted keys whose values differ, each with its new value; None: it is gone."""
     for path, _, new in differences(before, after):
         yield ".".join(path), None if new is MISSING else new
-
-
-def _batch(candidate: Candidate) -> dict[str, int]:
-    return dict(zip(_BATCH_KEYS, (candidate.micro_batch, candidate.grad_accum), strict=True))

@@ -21,6 +21,7 @@ import yaml
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import leaves
+from autotune.base.text import named
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import parse_yaml
 from autotune.engines.deepspeed.ds_config_text import parse_config
@@ -50,7 +51,7 @@ from autotune.engines.megatron.flags import (
     releases,
     similar,
 )
-from autotune.space.rule import UnknownFactError, Violation, listed
+from autotune.space.rule import UnknownFactError, Violation
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
 _SCRIPT = re.compile(r"pretrain_\w+\.py|train_\w+\.py")
@@ -839,7 +840,7 @@ class _Arguments:
             near_flags.append(f"{name} (did you mean {near}?)" if near else name)
         problem = Violation(
             rule="flags.own",
-            message=f"{listed(near_flags, ', ')}: no release of Megatron Core from "
+            message=f"{named(near_flags)}: no release of Megatron Core from "
             f"{releases()[0]} on has such a flag, and its parser refuses it unless "
             f"{PurePath(self._script).name} adds it",
             fix="leave it out, unless the script adds it",

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.flags import is_call, switch
-from autotune.base.text import visible
+from autotune.base.text import named, visible
 from autotune.base.units import format_count
 from autotune.check import CheckReport, Found
 from autotune.check.lint import CheckExit
 from autotune.check.run import CheckRun
-from autotune.space.rule import Consequence, Level, Violation, listed
+from autotune.space.rule import Consequence, Level, Violation
 
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 """The levels, the worst first, and how each looks."""
@@ -206,7 +206,7 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
         [f"{launched} as {'another file uses it' if launched == 1 else 'others use them'}"]
         * bool(launched)
         + [f"{more} no DeepSpeed configuration"] * bool(others)
-        + [f"not followed: {listed(not_followed, ', ')}"] * bool(not_followed)
+        + [f"not followed: {named(not_followed)}"] * bool(not_followed)
     )
     skipped = f" ({skipped})" if skipped else ""
     return f"{format_count(n, 'configuration')} checked{skipped}: {summary}"

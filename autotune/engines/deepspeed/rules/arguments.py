@@ -11,7 +11,7 @@ from autotune.base.text import MOST_NAMED, named
 from autotune.engines.deepspeed.rules.base import Setup, moved, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
 from autotune.engines.deepspeed.rules.sections import is_auto, known_values, shown
-from autotune.space.rule import Choice, Finding, listed
+from autotune.space.rule import Choice, Finding
 
 _OTHER_NAMES: Mapping[str, str] = table_beside(__file__, "parameter_names.json")
 """Other software's name of a parameter -> DeepSpeed's and torch's."""
@@ -66,9 +66,10 @@ def _unknown(
     section: str, made: Constructor, given: Mapping[str, Any], name: str, value: Any
 ) -> Finding:
     dotted = f"{section}.params.{name}"
-    message = f"{dotted}: {made.name} has no such parameter ({listed(made.takes, ', ')})"
+    message = f"{dotted}: {made.name} has no such parameter ({named(made.takes)})"
     meant = _meant(name, made.takes)
-    if meant is not None and meant not in given and not _is_refused(made, meant, value):
+    is_new = meant is not None and meant not in given
+    if is_new and not made.refusal(meant, value, accelerator="cpu"):
         place = f"{section}.params"
         renamed = moved((place, name), (place, meant), value)
         return Finding(message=message, at=(dotted,), **renamed)
@@ -96,10 +97,6 @@ def _meant(name: str, takes: Sequence[str]) -> str | None:
     """The parameter that a name must mean."""
     other = _OTHER_NAMES.get(name.lower(), "")
     return other if other in takes else misspelt(name, takes)
-
-
-def _is_refused(made: Constructor, name: str, value: Any) -> bool:
-    return bool(made.refusal(name, value, accelerator="cpu"))
 
 
 def _wrong(

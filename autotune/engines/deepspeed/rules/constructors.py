@@ -192,13 +192,11 @@ def _refusal(refused: Mapping[str, Any], value: Any) -> int:
         return wrong or next(filter(None, items), 0)
     if kind in ("int", "float"):
         ranges = found if found and -math.inf < value < math.inf else ()
-        fits = (raised for low, high, raised in ranges if _is_within(value, low, high))
-        return next(fits, 0)
+        for low, high, raised in ranges:
+            if (low is None or low <= value) and (high is None or value <= high):
+                return int(raised)
+        return 0
     return int(found)
-
-
-def _is_within(value: float, low: float | None, high: float | None) -> bool:
-    return (low is None or low <= value) and (high is None or value <= high)
 
 
 def _is_number(text: str) -> bool:

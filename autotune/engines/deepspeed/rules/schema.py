@@ -320,7 +320,9 @@ def _unknown_one(
     is_there = meant in section_at(setup.ds_config, home)
     is_others = (home, meant) == _OTHERS.get(name)
     is_useless = home in _PRECISIONS and path in _PRECISIONS and home != path
-    guess = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
+    guess = (
+        f"did you mean {meant}?" if home == path else f"it belongs to {home or 'the top level'}"
+    )
     if is_others:
         guess = f"DeepSpeed calls it {target}"
     move = {} if is_there or is_useless else moved((path, name), other, content[name])
@@ -333,10 +335,6 @@ def _unknown_one(
     way = "" if move and not is_others else advice
     moving: dict[str, Any] = {} if is_others else move
     return finding("unknown_key", choices=choices, where=where, guess=guess, way=way, **moving)
-
-
-def _place(path: str) -> str:
-    return path or "the top level"
 
 
 def _meant_key(
@@ -466,16 +464,13 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
     consequence="converted",
 )
 def _deprecated_name(setup: Setup) -> list[Finding]:
+    keys = SECTIONS["zero_optimization"].keys
     found = [(old, new) for old, new in DEPRECATED.items() if old in setup.zero]
     return [
         finding("deprecated_name", old=old, new=new, **_renewed(old, new, setup.zero[old]))
         for old, new in found
-        if new not in setup.zero and _asks(setup, old) is not REFUSED
+        if new not in setup.zero and keys[old].taken(setup.zero[old]) is not REFUSED
     ] + list(_old_bf16(setup))
-
-
-def _asks(setup: Setup, old: str) -> Any:
-    return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
 
 
 def _renewed(old: str, new: str, value: Any) -> dict[str, Any]:

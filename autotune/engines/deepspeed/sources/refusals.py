@@ -12,6 +12,7 @@ from autotune.base.data import table_beside
 from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
+from autotune.base.text import named
 from autotune.base.units import format_count
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
@@ -36,7 +37,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import Ranks, VisibleDevices
-from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds, listed
+from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
 
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
@@ -147,7 +148,7 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     section = config.get("activation_checkpointing")
     on = [name for name, value in section.items() if value] if isinstance(section, Mapping) else []
     if on:
-        yield violation_of("huggingface.checkpointing_unread", names=listed(on, ", "))
+        yield violation_of("huggingface.checkpointing_unread", names=named(on))
 
 
 def _surely(is_sure: bool) -> Consequence:

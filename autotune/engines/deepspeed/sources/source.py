@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.flags import flag
 from autotune.base.nested import Unknown, look_up
+from autotune.base.text import named
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO
@@ -73,7 +74,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 from autotune.engines.launches.shell_words import UNKNOWN
-from autotune.space.rule import Consequence, NotJudged, Violation, listed
+from autotune.space.rule import Consequence, NotJudged, Violation
 
 if TYPE_CHECKING:
     from autotune.engines.launches.shell import Command, ShellText
@@ -303,7 +304,7 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
         refuse = partial(_not_followed, path, kind, line=command.line, script=script)
         if line.kind and line.open_words and "deepspeed" in text:
             hint = command.unread_because or f"say the launch with {flag('launch')}"
-            return refuse("open_launch", words=listed(line.open_words, ", "), hint=hint)
+            return refuse("open_launch", words=named(line.open_words), hint=hint)
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
             return refuse("lacks_deepspeed", flag=min(flags).replace("_", "-"))
@@ -495,7 +496,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     of_script = ExportedLayout(pp=stages) if stages else None
     layouts = (section.layout, line.layout, of_script, layout_beside(section.path))
     layout = next((one for one in layouts if one not in (None, UNSPLIT)), None) or layouts[-1]
-    is_for_cpu = _is_for_cpu(arguments) or file.data.get("use_cpu") is True
+    no_gpus = arguments.get("use_cpu"), arguments.get("no_cuda"), file.data.get("use_cpu")
+    is_for_cpu = any(one is True for one in no_gpus)
     is_whole = ranks and nodes and ranks % nodes == 0
     source = replace(
         section,
@@ -579,11 +581,6 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
         # Without a file on the line, one of the user's own may say the rest.
         surely: Consequence = "raised" if ranks.starter or file.path else "may_raise"
         yield of_misfit(misfit("unmet_machines", surely, why=why))
-
-
-def _is_for_cpu(arguments: Mapping[str, Any]) -> bool:
-    """Whether arguments of Trainer keep it off GPUs, under the old name as well."""
-    return any(arguments.get(name) is True for name in ("use_cpu", "no_cuda"))
 
 
 def _unread_filler(source: Source) -> Iterator[NotJudged]:
