@@ -226,6 +226,7 @@ class ScriptEngine(DeepSpeedEngine):
             "arguments": edits.arguments,
             "rows_per_sample": edits.rows_per_sample,
             **({"files": edits.files} if edits.files else {}),
+            **({"trained_file": edits.trained_file} if edits.trained_file else {}),
             **({} if edits.recomputes is None else {"recomputes": edits.recomputes}),
         }
         return {
@@ -264,6 +265,7 @@ class ScriptEngine(DeepSpeedEngine):
             configuration=configuration,
             arguments=self._arguments(candidate),
             files=self._script.in_files(configuration),
+            trained_file=self._script.description.get("config_file") or "",
             rows_per_sample=self._script.rows_per_sample,
             recomputes=recomputes,
         )

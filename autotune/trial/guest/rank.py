@@ -79,9 +79,9 @@ class Guest(Rank):
         super().__init__(folder, number)
         self.edits = Edits.of_trial(folder)
         self.seen = dict(_SEEN)
-        self._of_file: dict[str, Any] = {}
-        """What is known of a configuration where it is read, before Trainer or accelerate fill it
-        in."""
+        self._as_read: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Configurations that Trainer and accelerate have read, each with what was known of it
+        before they filled it in."""
         self.watched: Any = None
         self._stopwatch: Any = None
         self._began_elsewhere: dict[Any, int] = {}
@@ -197,12 +197,14 @@ class Guest(Rank):
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
+        facts = self._origin(config.config)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self._of_file |= file_of_user(os.path.abspath(config_file_or_dict))
-        if "config_written" not in self._of_file:
-            self._of_file |= self._origin(config.config)
-        self.edits.apply(config.config)
-        config.set_stage_and_offload()
+            facts |= file_of_user(os.path.abspath(config_file_or_dict))
+        self._as_read.append((config.config, facts))
+        trained = self.edits.trained_file
+        if not trained or facts.get("config_file", trained) == trained:  # else of a frozen model
+            self.edits.apply(config.config)
+            config.set_stage_and_offload()
 
     def _make_accelerator(
         self, make: Function, accelerator: Any, /, *args: Any, **kwargs: Any
@@ -252,6 +254,8 @@ class Guest(Rank):
         if optimizer is None and not config.get("optimizer"):
             return None
         facts = {**file_of_user(file), **self._origin(config)}
+        # What Hugging Face's file said comes before what became of it.
+        facts |= next((of_file for read, of_file in self._as_read if read is given), {})
         if self.edits.configuration:
             self.edits.apply(config)
             arguments.pop("config_params", None)
@@ -327,8 +331,7 @@ class Guest(Rank):
     def _watch(self, engine: Any, facts: dict[str, Any], passes: Any = None) -> None:
         from autotune.trial.guest.watch import GuestStopwatch
 
-        # What Hugging Face's file said comes before what became of it.
-        self.seen |= {**facts, **self._of_file}
+        self.seen |= facts
         self.watched = engine
         try:
             self.meter.cap()
