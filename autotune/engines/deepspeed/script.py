@@ -428,9 +428,12 @@ class ScriptEngine(DeepSpeedEngine):
                 "an edit of the configuration reaches each of them"
             )
         if self._script.accumulates_by_hand:
+            made, stated = self._script.grad_accum, self._script.measured.read_back["grad_accum"]
             found.append(
-                f"the script makes {self._script.grad_accum} passes in a step by itself: "
-                "DeepSpeed reduces the gradients after each of them, unless under no_sync"
+                f"the script makes {made} passes in a step by itself: DeepSpeed reduces the "
+                "gradients after each of them, unless under no_sync"
+                if made > stated
+                else f"the configuration says {stated} passes a step, and the script makes {made}"
             )
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:
