@@ -8,7 +8,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -220,18 +220,9 @@ class ScriptEngine(DeepSpeedEngine):
         return replace(found, reduce_bucket_elements=elements)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        edits = self.edits(candidate)
-        written = {
-            "configuration": edits.configuration,
-            "arguments": edits.arguments,
-            "rows_per_sample": edits.rows_per_sample,
-            **({"files": edits.files} if edits.files else {}),
-            **({"trained_file": edits.trained_file} if edits.trained_file else {}),
-            **({} if edits.recomputes is None else {"recomputes": edits.recomputes}),
-        }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
-            EDITS_FILE: canonical_json(written),
+            EDITS_FILE: canonical_json(asdict(self.edits(candidate))),
         }
 
     def edits(self, candidate: Candidate) -> Edits:

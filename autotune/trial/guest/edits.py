@@ -37,8 +37,7 @@ class Edits:
     files: Mapping[str, Changes] = field(default_factory=dict)
     """Path of a file that the script takes its configuration from -> the edits in it."""
     trained_file: str = ""
-    """File of the configuration that is edited, where Trainer or accelerate read it: another one
-    that they read is of a model that is not trained. Empty: no file has it."""
+    """File of the configuration that is edited; another one is of a frozen model. Empty: none."""
     rows_per_sample: int = 1
     """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
     recomputes: bool | None = None

@@ -80,8 +80,7 @@ class Guest(Rank):
         self.edits = Edits.of_trial(folder)
         self.seen = dict(_SEEN)
         self._as_read: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Configurations that Trainer and accelerate have read, each with what was known of it
-        before they filled it in."""
+        """Configurations that Trainer and accelerate have read, each with facts from before."""
         self.watched: Any = None
         self._stopwatch: Any = None
         self._began_elsewhere: dict[Any, int] = {}
@@ -242,11 +241,8 @@ class Guest(Rank):
         stop_watching()
         of_script = arguments.get("args")
         in_arguments = getattr(of_script, "deepspeed_config", None)
-        given = arguments.get("config")
-        if given is None:
-            given = arguments.get("config_params")
-        if given is None:
-            given = in_arguments
+        places = (arguments.get("config"), arguments.get("config_params"), in_arguments)
+        given = next((one for one in places if one is not None), None)
         if given is None:
             return None
         config, file = configuration_of(given)
