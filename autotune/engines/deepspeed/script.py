@@ -388,6 +388,10 @@ class ScriptEngine(DeepSpeedEngine):
             fewest, most = (pick(self._script.description["rows"])[0] for pick in (min, max))
             mean = self._script.micro_batch
             found.append(f"its passes have {fewest} to {most} samples, which count as {mean} each")
+        elif not self._script.description["micro_batches"]:
+            found.append(
+                "the samples of its passes cannot be counted: the configuration says them"
+            )
         elif stated and stated != self._script.micro_batch:
             found.append(
                 f"the configuration says {stated} samples a pass, and {self._script.micro_batch} "

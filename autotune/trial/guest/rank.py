@@ -320,6 +320,15 @@ class Guest(Rank):
             is_called = False
             return original(*args, **kwargs)
 
+        def backward(original: Function, *args: Any, **kwargs: Any) -> Any:
+            """A loss by another method of the module than `forward`: nothing counts samples."""
+            nonlocal was_watched
+            if self.watched is None and not was_watched:
+                was_watched = True
+                self._watch(engine, facts, passes=engine.module)
+            return original(*args, **kwargs)
+
+        engine.backward = around(engine.backward, backward)
         engine.forward = around(engine.forward, forward)
         engine.register_forward_pre_hook(on_pass, with_kwargs=True)
         past_engine = engine.module.register_forward_pre_hook(on_pass, with_kwargs=True)

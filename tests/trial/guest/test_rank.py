@@ -140,6 +140,9 @@ class Engine(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
     def directly(self) -> "Engine":
         """The same, called past its hooks, as an engine of a script's may be."""
         self.__class__ = type("Direct", (Engine,), {"__call__": lambda me, x: me.forward(x)})
@@ -175,6 +178,9 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     for _ in range(2):
         assert call(engine, torch.ones(3, 2)).shape == (3, 2)
     assert seen == ([] if past_engine is None else [engine.module if past_engine else engine])
+    assert guest.watched is (None if past_engine is None else engine)
+    engine.backward(torch.zeros(()))
+    assert guest.watched is engine, "whatever made the loss"
 
 
 @pytest.mark.parametrize(("n_others", "is_left"), [(20, False), (60, True)])
