@@ -196,12 +196,12 @@ class Guest(Rank):
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
-        facts = self._origin(config.config)
+        facts, path = self._origin(config.config), ""
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            facts |= file_of_user(os.path.abspath(config_file_or_dict))
+            path = os.path.abspath(config_file_or_dict)
+            facts |= file_of_user(path)
         self._as_read.append((config.config, facts))
-        trained = self.edits.trained_file
-        if not trained or facts.get("config_file", trained) == trained:  # else of a frozen model
+        if not path or self.edits.trained_file in ("", path):  # else of a frozen model
             self.edits.apply(config.config)
             config.set_stage_and_offload()
 
