@@ -268,10 +268,12 @@ class Observed(Stored):
         takes_micro_batch = description.get("gives_data") or description.get("asks_micro_batch")
         if self.is_trainer or takes_micro_batch or self.batches_by_file:
             return stated
-        # Beside another model, twice as many rows are a preference's two answers, or a real
-        # sample and a generated one.
+        # Twice as many rows are a preference's two answers, two views of a sample, or beside
+        # another model a real sample and a generated one.
         has_other = int(description.get("engines", 1)) > 1
-        return stated if has_other and self._rows == 2 * stated else 0
+        is_loaded = stated in (loaded := description.get("loader_batches") or ())
+        is_loaded &= self._rows not in loaded
+        return stated if (has_other or is_loaded) and self._rows == 2 * stated else 0
 
     @property
     def grad_accum(self) -> int:

@@ -89,12 +89,14 @@ def test_accelerate_s_settings_are_of_what_accelerate_sets_up(described, is_it):
     assert observed(described).is_set_up_by_accelerate == is_it
 
 
-def test_twice_as_many_rows_beside_another_model_are_pairs() -> None:
-    """Of a script that makes its batches itself: a reference model, or a GAN."""
+def test_twice_as_many_rows_are_pairs_beside_another_model_or_by_the_loader() -> None:
+    """Of a script that makes its batches itself: a reference model, a GAN, a reward model."""
     pairs = {**RAW, "asks_micro_batch": False, "micro_batches": [8, 8], "engines": 2}
     assert (observed(pairs).rows_per_sample, observed(pairs).micro_batch) == (2, 4)
-    alone = observed({**pairs, "engines": 1})
-    assert (alone.rows_per_sample, alone.micro_batch) == (1, 8)
+    alone = {**pairs, "engines": 1}
+    for sizes, expected in (((), (1, 8)), ((4, 8), (1, 8)), ((4, 16), (2, 4))):
+        script = observed({**alone, "loader_batches": sizes})
+        assert (script.rows_per_sample, script.micro_batch) == expected
 
 
 def test_a_placeholder_tells_the_samples_of_a_batch() -> None:

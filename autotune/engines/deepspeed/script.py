@@ -8,7 +8,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -225,17 +225,9 @@ class ScriptEngine(DeepSpeedEngine):
         return replace(found, reduce_bucket_elements=elements)
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        edits = self.edits(candidate)
-        written = {
-            "configuration": edits.configuration,
-            "arguments": edits.arguments,
-            "rows_per_sample": edits.rows_per_sample,
-            **({"files": edits.files} if edits.files else {}),
-            **({} if edits.recomputes is None else {"recomputes": edits.recomputes}),
-        }
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
-            EDITS_FILE: canonical_json(written),
+            EDITS_FILE: canonical_json(asdict(self.edits(candidate))),
         }
 
     def edits(self, candidate: Candidate) -> Edits:
@@ -269,6 +261,7 @@ class ScriptEngine(DeepSpeedEngine):
             configuration=configuration,
             arguments=self._arguments(candidate),
             files=self._script.in_files(configuration),
+            trained_file=self._script.description.get("config_file") or "",
             rows_per_sample=self._script.rows_per_sample,
             recomputes=recomputes,
         )
@@ -400,6 +393,10 @@ class ScriptEngine(DeepSpeedEngine):
             fewest, most = (pick(self._script.description["rows"])[0] for pick in (min, max))
             mean = self._script.micro_batch
             found.append(f"its passes have {fewest} to {most} samples, which count as {mean} each")
+        elif not self._script.description["micro_batches"]:
+            found.append(
+                "the samples of its passes cannot be counted: the configuration says them"
+            )
         elif stated and stated != self._script.micro_batch:
             found.append(
                 f"the configuration says {stated} samples a pass, and {self._script.micro_batch} "
@@ -431,9 +428,12 @@ class ScriptEngine(DeepSpeedEngine):
                 "an edit of the configuration reaches each of them"
             )
         if self._script.accumulates_by_hand:
+            made, stated = self._script.grad_accum, self._script.measured.read_back["grad_accum"]
             found.append(
-                f"the script makes {self._script.grad_accum} passes in a step by itself: "
-                "DeepSpeed reduces the gradients after each of them, unless under no_sync"
+                f"the script makes {made} passes in a step by itself: DeepSpeed reduces the "
+                "gradients after each of them, unless under no_sync"
+                if made > stated
+                else f"the configuration says {stated} passes a step, and the script makes {made}"
             )
         found += self._script.placeholders_left_alone.values()
         if (n_rows := self._script.rows_per_sample) > 1:

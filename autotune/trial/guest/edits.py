@@ -36,6 +36,8 @@ class Edits:
     """Name of a field of TrainingArguments -> its value."""
     files: Mapping[str, Changes] = field(default_factory=dict)
     """Path of a file that the script takes its configuration from -> the edits in it."""
+    trained_file: str = ""
+    """File of the configuration that is edited; another one is of a frozen model. Empty: none."""
     rows_per_sample: int = 1
     """Rows of the engine's input for a sample of the user's; 0: nobody can tell."""
     recomputes: bool | None = None

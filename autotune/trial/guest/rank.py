@@ -79,9 +79,8 @@ class Guest(Rank):
         super().__init__(folder, number)
         self.edits = Edits.of_trial(folder)
         self.seen = dict(_SEEN)
-        self._of_file: dict[str, Any] = {}
-        """What is known of a configuration where it is read, before Trainer or accelerate fill it
-        in."""
+        self._as_read: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Configurations that Trainer and accelerate have read, each with facts from before."""
         self.watched: Any = None
         self._stopwatch: Any = None
         self._began_elsewhere: dict[Any, int] = {}
@@ -197,12 +196,14 @@ class Guest(Rank):
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
+        facts, path = self._origin(config.config), ""
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
-            self._of_file |= file_of_user(os.path.abspath(config_file_or_dict))
-        if "config_written" not in self._of_file:
-            self._of_file |= self._origin(config.config)
-        self.edits.apply(config.config)
-        config.set_stage_and_offload()
+            path = os.path.abspath(config_file_or_dict)
+            facts |= file_of_user(path)
+        self._as_read.append((config.config, facts))
+        if not path or self.edits.trained_file in ("", path):  # else of a frozen model
+            self.edits.apply(config.config)
+            config.set_stage_and_offload()
 
     def _make_accelerator(
         self, make: Function, accelerator: Any, /, *args: Any, **kwargs: Any
@@ -240,11 +241,8 @@ class Guest(Rank):
         stop_watching()
         of_script = arguments.get("args")
         in_arguments = getattr(of_script, "deepspeed_config", None)
-        given = arguments.get("config")
-        if given is None:
-            given = arguments.get("config_params")
-        if given is None:
-            given = in_arguments
+        places = (arguments.get("config"), arguments.get("config_params"), in_arguments)
+        given = next((one for one in places if one is not None), None)
         if given is None:
             return None
         config, file = configuration_of(given)
@@ -252,6 +250,8 @@ class Guest(Rank):
         if optimizer is None and not config.get("optimizer"):
             return None
         facts = {**file_of_user(file), **self._origin(config)}
+        # What Hugging Face's file said comes before what became of it.
+        facts |= next((of_file for read, of_file in self._as_read if read is given), {})
         if self.edits.configuration:
             self.edits.apply(config)
             arguments.pop("config_params", None)
@@ -320,6 +320,15 @@ class Guest(Rank):
             is_called = False
             return original(*args, **kwargs)
 
+        def backward(original: Function, *args: Any, **kwargs: Any) -> Any:
+            """A loss by another method of the module than `forward`: nothing counts samples."""
+            nonlocal was_watched
+            if self.watched is None and not was_watched:
+                was_watched = True
+                self._watch(engine, facts, passes=engine.module)
+            return original(*args, **kwargs)
+
+        engine.backward = around(engine.backward, backward)
         engine.forward = around(engine.forward, forward)
         engine.register_forward_pre_hook(on_pass, with_kwargs=True)
         past_engine = engine.module.register_forward_pre_hook(on_pass, with_kwargs=True)
@@ -327,8 +336,7 @@ class Guest(Rank):
     def _watch(self, engine: Any, facts: dict[str, Any], passes: Any = None) -> None:
         from autotune.trial.guest.watch import GuestStopwatch
 
-        # What Hugging Face's file said comes before what became of it.
-        self.seen |= {**facts, **self._of_file}
+        self.seen |= facts
         self.watched = engine
         try:
             self.meter.cap()

@@ -36,8 +36,10 @@ _MOST_LEVELS = 6
 _TELLING = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
 """Keys of DeepSpeed's, one of which a configuration has, whoever wrote it."""
 
-_read: dict[str, None] = {}
-"""Files of settings that this process has opened, in their order."""
+_READ_ENV = "AUTOTUNE_GUEST_READ"
+"""Variable with those that the processes above have opened: a launcher hands on what it reads."""
+_read: dict[str, None] = dict.fromkeys(json.loads(os.environ.get(_READ_ENV, "[]")))
+"""Files of settings that this process has opened, or one above it, in their order."""
 _not_the_user_s: list[str] = []
 """Folders, each with a slash at its end, of files that are never noted."""
 _is_over = False
@@ -136,6 +138,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
     name = os.path.abspath(os.fspath(path))
     if isinstance(name, str) and name not in _read and _is_settings(name):
         _read[name] = None
+        os.environ[_READ_ENV] = json.dumps([*_read])
 
 
 def _is_settings(path: str) -> bool:

@@ -93,6 +93,10 @@ def test_a_batch_that_deepspeed_was_told_otherwise_is_said_and_not_mended(tmp_pa
     assert "the configuration says 4 samples a pass, and 2 arrived" in said
     assert "3 passes in a step by itself" in said
     assert "set gradient_accumulation_steps" not in said
+    uncounted = engine_of(tmp_path, {**RAW, "micro_batches": []})
+    assert "the samples of its passes cannot be counted" in " ".join(uncounted.remarks())
+    fewer = engine_of(tmp_path, {**by_hand, "config": config}, read_back={"grad_accum": 4})
+    assert "says 4 passes a step, and the script makes 3" in " ".join(fewer.remarks())
 
 
 def test_a_script_that_accumulates_by_hand_keeps_its_file_s_batch(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from autotune.contract import Phase
 from autotune.trial.engines.deepspeed import SEGMENTS
 from autotune.trial.guest import reading
+from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
     _RECOMPUTING,
@@ -138,6 +140,9 @@ class Engine(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
     def directly(self) -> "Engine":
         """The same, called past its hooks, as an engine of a script's may be."""
         self.__class__ = type("Direct", (Engine,), {"__call__": lambda me, x: me.forward(x)})
@@ -173,6 +178,9 @@ def test_a_pass_is_seen_however_a_script_makes_it(
     for _ in range(2):
         assert call(engine, torch.ones(3, 2)).shape == (3, 2)
     assert seen == ([] if past_engine is None else [engine.module if past_engine else engine])
+    assert guest.watched is (None if past_engine is None else engine)
+    engine.backward(torch.zeros(()))
+    assert guest.watched is engine, "whatever made the loss"
 
 
 @pytest.mark.parametrize(("n_others", "is_left"), [(20, False), (60, True)])
@@ -270,6 +278,33 @@ def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
     guest._began_elsewhere = {}
     guest.on_step()
     assert not left.exists()
+
+
+def test_the_configuration_of_a_frozen_model_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_is_over", True)
+
+    class Read:  # as accelerate's HfDeepSpeedConfig
+        def __init__(self, file: str) -> None:
+            self.config = json.loads(Path(file).read_text())
+
+        def set_stage_and_offload(self) -> None:
+            self.stage = self.config["zero_optimization"]["stage"]
+
+    guest, files = Guest.__new__(Guest), [str(tmp_path / name) for name in ("student", "teacher")]
+    edits = Edits(configuration={"zero_optimization.stage": 1}, trained_file=files[0])
+    guest.edits, guest._as_read = edits, []
+    for file, stage, expected in zip(files, (2, 3), (1, 3), strict=True):
+        Path(file).write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        guest._read_config(Read.__init__, read := Read.__new__(Read), file)
+        assert read.config["zero_optimization"]["stage"] == expected
+    student, teacher = (config for config, _ in guest._as_read)
+    facts = guest._edit({"config_params": student, "optimizer": "its own"})
+    assert facts is not None
+    assert facts["config_file"] == files[0]
+    assert facts["config_written"]["zero_optimization"] == {"stage": 2}
+    assert guest._edit({"config_params": teacher}) is None
 
 
 def test_a_loader_tells_the_samples_of_its_batches() -> None:

@@ -73,9 +73,9 @@ def test_a_project_may_lie_below_python_s_own_folder(
 
 
 READS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
-from autotune.trial.guest.reading import settings_read, stop_watching, watch_reading
+from autotune.trial.guest.reading import _READ_ENV, settings_read, stop_watching, watch_reading
 ours, theirs, spec, group = sys.argv[1:]
 changes = [(["zero_optimization", "stage"], 2), (["a"], None), (["b", "c"], 1)]
 watch_reading({ours: changes, group: [(["a"], 2)]}, str(Path(spec).parent))
@@ -89,7 +89,8 @@ stop_watching()
 open(ours + ".yaml", "w").write("a: 1")
 open(ours + ".yaml").close()
 grouped = open(group).read()
-print(json.dumps([by_open, by_path, other, settings_read(), grouped]))
+handed_on = os.environ[_READ_ENV]
+print(json.dumps([by_open, by_path, other, settings_read(), grouped, handed_on]))
 """
 
 
@@ -106,15 +107,20 @@ def test_a_script_reads_its_files_with_the_edits_and_the_files_stay(tmp_path: Pa
     ran = captured(
         [sys.executable, "-c", READS, str(ours), str(untouched), str(spec), str(group)],
         check=True,
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        env={
+            "TMPDIR": str(tmp_path),
+            "PYTHONPATH": ":".join(sys.path),
+            reading._READ_ENV: json.dumps(["/read/by/its/launcher.yaml"]),
+        },
     )
-    by_open, by_path, other, read, grouped = json.loads(ran.stdout)
+    by_open, by_path, other, read, grouped, handed_on = json.loads(ran.stdout)
     edited = {"zero_optimization": {"stage": 2}, "mine": [1], "b": {"c": 1}}
     assert by_open == by_path == edited
     assert other == {"kept": True}
     assert ours.read_text() == text
     assert grouped == "# @package _global_\na: 2\n", "Hydra reads that comment"
-    assert read[:1] == [str(ours)]
+    assert read[:2] == ["/read/by/its/launcher.yaml", str(ours)]
+    assert json.loads(handed_on) == read, "to the processes below"
     assert str(untouched) in read
     assert f"{ours}.yaml" not in read, "after the engine was made"
     assert str(spec) not in read, "the trial's own"
