@@ -39,13 +39,8 @@ def line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def one_line(text: str) -> str:
-    """A text on one line, with whatever acts on a terminal or in a log escaped."""
-    return visible(text)
-
-
 def lines(text: str) -> str:
-    """As `one_line`, of a text that may have several lines and tabs."""
+    """As `visible`, of a text that may have several lines and tabs."""
     return visible(text, whole="\n\t")
 
 
@@ -60,9 +55,9 @@ def visible(text: str, *, whole: str = "") -> str:
 
 
 def texts_on_one_line(data: Any) -> Any:
-    """A JSON value with every text made safe by `one_line`, keys included."""
+    """A JSON value with every text made safe by `visible`, keys included."""
     if isinstance(data, str):
-        return one_line(data)
+        return visible(data)
     if isinstance(data, Mapping):
         return {texts_on_one_line(key): texts_on_one_line(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -72,14 +67,14 @@ def texts_on_one_line(data: Any) -> Any:
 
 def markdown(text: str) -> str:
     """As text in Markdown: nothing in it is taken for markup, and it stays on its line."""
-    line = one_line(" ".join(text.split()))
+    line = visible(" ".join(text.split()))
     line = re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", line)
     return _LINKED.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], line)
 
 
 def markdown_code(text: str) -> str:
     """As code in a cell of Markdown: within more backticks than it holds itself."""
-    line = one_line(" ".join(text.split())).replace("|", "\\|")
+    line = visible(" ".join(text.split())).replace("|", "\\|")
     longest = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
     gap = " " if longest else ""

@@ -17,7 +17,7 @@ from rich.text import Text
 from autotune import __version__
 from autotune.base.errors import AutotuneError, ExitCode, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
-from autotune.base.text import bounded, one_line
+from autotune.base.text import bounded, visible
 from autotune.cli.flags import described, is_debugging
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
 from autotune.fleet.options import FleetOptions, options_of
@@ -164,7 +164,7 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         print_json([str(path) for path in files])
     else:
-        emit("".join(f"{one_line(str(path))}\n" for path in files))
+        emit("".join(f"{visible(str(path))}\n" for path in files))
 
 
 def emit(text: str) -> None:

@@ -77,7 +77,8 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> ReadRow:
     Raises:
         RowError: It cannot be predicted.
     """
-    traits = _framework(cells)
+    word = cells.choice("framework", [traits.word for traits in FRAMEWORKS], ASSUMED)
+    traits = next(traits for traits in FRAMEWORKS if traits.word == word)
     model = read_model(cells, builds_mtp=traits.mixture_columns.get("grouped_experts", 1.0) > 0)
     layout = _layout(cells, traits, model)
     accelerator = _accelerator(cells, table)
@@ -144,11 +145,6 @@ def _check_software(cells: Cells) -> None:
         raise cells.wrong("software", "is no year and no release, such as 2025 or 25.04")
 
 
-def _framework(cells: Cells) -> Traits:
-    word = cells.choice("framework", [traits.word for traits in FRAMEWORKS], ASSUMED)
-    return next(traits for traits in FRAMEWORKS if traits.word == word)
-
-
 def _mixture(cells: Cells, traits: Traits) -> dict[str, float]:
     """What the framework usually does with experts."""
     usual = dict(traits.mixture_columns)
@@ -164,7 +160,8 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
     n_gpus = cells.count("n_gpus", most=_MAX_DEVICES)
     tp, pp = cells.count("tp", 1.0), cells.count("pp", 1.0)
     vp, cp = cells.count("vp", 1.0), cells.count("cp", 1.0)
-    ulysses = _ulysses(cells)
+    found = _ULYSSES.fullmatch(cells.text("sp"))
+    ulysses = float(found[1]) if found else 1.0
     split = tp * pp * cp * ulysses
     if n_gpus % split:
         raise RowError(
@@ -266,11 +263,6 @@ def _dealt_layers(n_layers: float, head: float, pp: float) -> tuple[float, float
         dealt[stage] += 1.0
         stage += layer >= (n_layers + head) * (stage + 1) / pp
     return dealt[0], max(dealt[1:-1] or dealt), dealt[-1]
-
-
-def _ulysses(cells: Cells) -> float:
-    found = _ULYSSES.fullmatch(cells.text("sp"))
-    return float(found[1]) if found else 1.0
 
 
 def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:

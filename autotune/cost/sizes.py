@@ -104,7 +104,8 @@ def sizes_of(p: Plans) -> Sizes:
     Megatron-LM, megatron/core/transformer/multi_latent_attention.py, for what ranks share.
     """
     is_latent = np.greater(p.latent_kv_rank, 0) * 1.0
-    attention_width = p.n_heads * _head_width(p, is_latent)
+    latent_dim = (p.latent_nope_dim + p.latent_rope_dim + p.latent_value_dim) / 2.0
+    attention_width = p.n_heads * np.where(is_latent, latent_dim, p.head_dim)
     kv_width = np.where(is_latent, attention_width, p.n_kv_heads * p.head_dim)
     split = p.tp
     mlp_matrices = 2.0 + p.gated_mlp
@@ -220,11 +221,6 @@ def sizes_of(p: Plans) -> Sizes:
         norm_split=np.where(p.sequence_parallel, p.tp, 1.0),
         world=data_ranks * p.tp * p.pp,
     )
-
-
-def _head_width(p: Plans, is_latent: Column) -> Column:
-    latent = (p.latent_nope_dim + p.latent_rope_dim + p.latent_value_dim) / 2.0
-    return np.where(is_latent, latent, p.head_dim)
 
 
 def _attention_params(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.secrecy import scrubbed_text
-from autotune.base.text import one_line
+from autotune.base.text import visible
 from autotune.base.units import format_rate
 from autotune.contract import (
     MOST_LOSSES,
@@ -105,7 +105,7 @@ def collect(
         seen,
         outcome=outcome,
         # It is shown before the record is read again; a training script may print anything.
-        evidence=one_line(scrubbed_text(evidence)),
+        evidence=visible(scrubbed_text(evidence)),
         evidence_source=source,
         start=Start.WARM if is_warm else Start.COLD,
         phases_s=_phases(reports, seen.wall_s),

@@ -54,8 +54,10 @@ def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
         "dp": dist.get_world_size(group=engine.seq_data_parallel_group) // _sp(engine),
         "sp": _sp(engine),
         "ep": _ep(engine.module),
-        "dtype": _dtype_name(_parameter_dtype(engine.module)),
-        "gradient_clipping": _clipping(engine),
+        # Of the parameter with the most elements: norms may be kept in fp32.
+        "dtype": _dtype_name(max(engine.module.parameters(), key=numel).dtype),
+        # Without a wrapper (fp32 at stage 0) the engine clips by itself, by its configuration.
+        "gradient_clipping": float(getattr(optimizer, "clip_grad", engine.gradient_clipping())),
         "communication_dtype": _dtype_name(
             getattr(optimizer, "communication_data_type", engine.communication_data_type)
         ),
@@ -163,12 +165,6 @@ def _ep(module: torch.nn.Module) -> int:
     return max((dist.get_world_size(group=group) for group in spread), default=1)
 
 
-def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
-    """Type of the parameter with the most elements: norms may be kept in fp32."""
-    parameter = max(module.parameters(), key=numel)
-    return parameter.dtype
-
-
 def numel(parameter: torch.nn.Parameter) -> int:
     """Elements of a whole parameter."""
     # At stage 3 `numel()` is that of the empty placeholder.
@@ -178,12 +174,6 @@ def numel(parameter: torch.nn.Parameter) -> int:
 def _n_params(module: torch.nn.Module, *, trained: bool) -> int:
     """Elements that are trained or frozen, a shared tensor counted once; of one rank if split."""
     return sum(numel(p) for p in module.parameters() if p.requires_grad is trained)
-
-
-def _clipping(engine: Any) -> float:
-    # Without a wrapper (fp32 at stage 0) the engine clips by itself, by its configuration.
-    optimizer = engine.optimizer
-    return float(getattr(optimizer, "clip_grad", engine.gradient_clipping()))
 
 
 def _read_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from autotune.base.text import (
     markdown,
     markdown_code,
     named,
-    one_line,
     shortened,
     texts_on_one_line,
+    visible,
 )
 from tests.cases import data_beside
 
@@ -29,7 +29,7 @@ ACTING = DATA["ACTING"]
 
 @pytest.mark.parametrize("text", ACTING.values(), ids=ACTING)
 def test_what_acts_is_shown_as_its_escape(text):
-    line = one_line(f"a{text}b")
+    line = visible(f"a{text}b")
     assert line.startswith("a\\")
     assert line.endswith("b")
     assert line.isprintable()
@@ -41,18 +41,18 @@ def test_what_acts_is_shown_as_its_escape(text):
 
 @pytest.mark.parametrize("text", ["plain", "é", "日本語", "+1.5 GiB", "│ 5 µs — 😀", "a b"])
 def test_what_only_shows_itself_stays(text):
-    assert one_line(text) == lines(text) == text
+    assert visible(text) == lines(text) == text
 
 
 def test_lines_and_tabs_stay_only_where_there_may_be_several():
     assert lines("a\n\tb") == "a\n\tb"
-    assert one_line("a\n\tb") == "a\\n\\tb"
+    assert visible("a\n\tb") == "a\\n\\tb"
 
 
 @given(st.text())
 def test_nothing_is_lost_and_a_second_time_changes_nothing(text):
-    line = one_line(text)
-    assert one_line(line) == line
+    line = visible(text)
+    assert visible(line) == line
     assert line.encode("utf-8").decode("utf-8").isprintable()
     assert len(line) >= len(text)
 

@@ -53,7 +53,8 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         if (head := config_value(config, "tp.head")) != "default":
             found["head_is_split"] = head == "split"
     if stage > 0:
-        found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
+        dtype = config_value(config, "grad_accum_dtype")
+        found["grad_accum_dtype"] = precision if dtype == "model" else dtype
     if stage == 0 or setup.uses_bf16_optimizer:
         return found
     return found | _as_written(setup) | _derived(setup)
@@ -131,8 +132,3 @@ def _communication_dtype(setup: Setup, precision: str) -> str:
     if setup.sp > 1:
         return str(setup.ds_config.get("seq_parallel_communication_data_type", "fp32"))
     return str(setup.ds_config.get("communication_data_type", precision))
-
-
-def _dtype(config: Mapping[str, Any], knob: str, precision: str) -> KnobValue:
-    value = config_value(config, knob)
-    return precision if value == "model" else value

@@ -568,6 +568,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
     # The most that can be captured of a layer whose shapes never change.
     captured = "attn+moe_router+moe_preprocess" if shape.n_experts > 1 else "attn+mlp"
     has_graphs = has_te and is_at_least(release, _HAS_GRAPHS)
+    has_flex = has_te and shape.n_experts > 1 and not in_fp32
+    is_rack = device["nvlink_domain"] > _OF_ONE_NODE and is_at_least(release, _HAS_HYBRIDEP)
     return LayoutTask(
         **{name: getattr(shape, name) for name in _OF_SHAPE},
         has_sinks=has_sinks(job.model),
@@ -582,11 +584,8 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         paced_tokens=_paced_tokens(shape, device["half_flops"]),
         in_bf16=job.precision == "bf16",
         fp8_here=_fp8_of(found, shape) if has_te and not in_fp32 else (0, 0),
-        flex_here=(
-            _flex_of(int(device["nvlink_domain"]), release)
-            if has_te and shape.n_experts > 1 and not in_fp32
-            else 0
-        ),
+        # The dispatcher that sends each token once, as a place in its knob's values.
+        flex_here=DISPATCHERS.index("hybridep" if is_rack else "deepep") if has_flex else 0,
         seq_len=job.seq_len,
         max_seq_len=shape.max_seq_len or 0,
         global_batch=job.global_batch,
@@ -647,12 +646,6 @@ def _fp8_of(found: Accelerator, shape: ModelShape) -> tuple[int, int]:
     if _HOPPER.search(found.name) and shape.n_experts > 1:
         return FP8.index("e4m3"), FP8_RECIPES.index("blockwise")
     return FP8.index("hybrid"), FP8_RECIPES.index("tensorwise")
-
-
-def _flex_of(domain: int, release: str) -> int:
-    """The dispatcher that sends each token once, as a place in its knob's values."""
-    is_rack = domain > _OF_ONE_NODE and is_at_least(release, _HAS_HYBRIDEP)
-    return DISPATCHERS.index("hybridep" if is_rack else "deepep")
 
 
 def _fuses_experts(found: Accelerator, shape: ModelShape, release: str) -> bool:

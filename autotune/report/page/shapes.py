@@ -47,7 +47,8 @@ class PlotScale:
 
     def ticks(self, n: int = 5, *, unit: str = "") -> list[Tick]:
         """About `n` round values, each with the unit behind it."""
-        return [Tick(at=self.at(v), text=f"{_spelled(v)}{unit}") for v in self._round_values(n)]
+        values = [(v, ",.0f" if abs(v) >= 10_000 else ".6g") for v in self._round_values(n)]
+        return [Tick(at=self.at(v), text=f"{v:{form}}{unit}") for v, form in values]
 
     def _round_values(self, n: int) -> list[float]:
         raw = (self.high - self.low) / max(1, n)
@@ -66,10 +67,6 @@ def scale_of(values: Iterable[float], *, zero: bool = False, margin: float = 0.0
     low, high = min(found), max(found)
     room = margin * (high - low or abs(high) or 1.0)
     return PlotScale(low=0.0 if zero else low - room, high=high + room)
-
-
-def _spelled(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.6g}"
 
 
 @dataclass(frozen=True, kw_only=True)

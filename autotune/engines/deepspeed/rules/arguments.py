@@ -68,8 +68,11 @@ def _unknown(
     dotted = f"{section}.params.{name}"
     message = f"{dotted}: {made.name} has no such parameter ({named(made.takes)})"
     meant = _meant(name, made.takes)
-    is_new = meant is not None and meant not in given
-    if is_new and not made.refusal(meant, value, accelerator="cpu"):
+    if (
+        meant is not None
+        and meant not in given
+        and not made.refusal(meant, value, accelerator="cpu")
+    ):
         place = f"{section}.params"
         renamed = moved((place, name), (place, meant), value)
         return Finding(message=message, at=(dotted,), **renamed)

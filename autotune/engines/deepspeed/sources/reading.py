@@ -261,7 +261,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """
     if path == STANDARD_INPUT and not text.strip():
         raise RenderError.of("engines.deepspeed.empty_input")
-    is_yaml = _is_yaml(text, path)
+    is_unlike_json = text.lstrip("\ufeff \r\n\t")[:1] != "{"
+    is_yaml = path.suffix in _YAML or (_is_nameless(path) and is_unlike_json)
     if is_yaml and (in_json := _json_in_yaml(text, path)) is not None:
         return Parsed(data=in_json, syntax="json")
     if is_yaml:
@@ -283,10 +284,6 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         syntax="yaml" if is_yaml else "hjson" if is_hjson else "json",
         twice=tuple(twice),
     )
-
-
-def _is_yaml(text: str, path: Path) -> bool:
-    return path.suffix in _YAML or (_is_nameless(path) and text.lstrip("\ufeff \r\n\t")[:1] != "{")
 
 
 def _is_nameless(path: Path) -> bool:

@@ -214,12 +214,11 @@ def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
     script, is_parsed = source.script, source.own_defaults is not None
     reader = reader or ("Trainer" if script is not None and is_parsed else "")
     known = _NAMES.get(reader, {"names": ()})
-    for name in source.arguments.keys() - known["names"]:
+    for name in sorted(source.arguments.keys() - known["names"]):
         near = misspelt(name.removeprefix("--"), known["names"])
-        is_begun = name in source.line.arguments and f"{near}".startswith(
-            name
-        )  # argparse takes it
-        if near is None or near in source.arguments or is_begun:
+        if near is None or near in source.arguments:
+            continue
+        if name in source.line.arguments and near.startswith(name):  # argparse takes it
             continue
         if script is None or name not in read_text(script):
             fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
