@@ -105,8 +105,6 @@ def diagnose(
         # What disturbs the run, and what the model misses everywhere, is no gain of any change.
         scaled = steering.scaled_to(baseline, result.step_time_s)
         changes = _changes(session, scaled, history, baseline)
-    # A gain that shows as 1.00x is none.
-    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
     return ScriptDiagnosis(
         command=in_short(command),
         study=str(study.folder),
@@ -120,7 +118,7 @@ def diagnose(
         explanation=explanation and _without_slower(explanation, changes),
         remarks=remarks,
         is_predicted=steering is not None,
-        changes=tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES]),
+        changes=_best_of(changes),
         notes=tuple(notes),
         search=_search_command(command, {**flags, "results": results, **(typed or {})}),
     )
@@ -211,6 +209,12 @@ def _changes(
             peak_memory_high_bytes=predicted.peak_memory_high_bytes,
         )
     return found
+
+
+def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
+    """Those that are predicted to gain, best first; a gain that shows as 1.00x is none."""
+    faster = [change for change in changes.values() if round(change.gain, 2) > 1]
+    return tuple(sorted(faster, key=lambda change: -change.gain)[:N_CHANGES])
 
 
 def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:

@@ -44,7 +44,7 @@ class Cells:
             return default
         text, words = self.text(key), list(allowed)
         if text not in words:
-            raise self.wrong(key, f"is not {' or '.join(words)}", did_you_mean(text, words))
+            raise self.wrong(key, f"is not {_listed(words)}", did_you_mean(text, words))
         return text
 
     def number(self, key: str, default: float | None = None, why: str = "") -> float:
@@ -111,3 +111,7 @@ class Cells:
         if "_" in text:
             raise ValueError(text)
         return float(text)
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

@@ -36,6 +36,7 @@ from autotune.fleet.node.answers import answer
 from autotune.fleet.transports.base import Node
 from autotune.fleet.transports.local import LocalTransport
 from autotune.probe.measuring import ProbeRequest, measure
+from autotune.probe.points import Point
 
 MAX_CORES = 16
 """Cores that take part at the most, evenly spread: each is a process that imports torch."""
@@ -66,9 +67,13 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
                 found["matmul_flops"] = tuple(point.flops / s for s in point.seconds)
             elif point.kind == "all_reduce":
                 found["all_reduce_bytes"] = point.size_bytes
-                share = 2 * (1 - 1 / len(point.ranks))  # of the bytes that each link carries
-                found["all_reduce_busbw"] = share * point.size_bytes / point.slowest_s
+                found["all_reduce_busbw"] = _busbw(point)
     return Speed(devices=chosen, wall_s=time.monotonic() - started_at_s, **found)
+
+
+def _busbw(reduced: Point) -> float:
+    n = len(reduced.ranks)
+    return 2 * (n - 1) / n * reduced.size_bytes / reduced.slowest_s
 
 
 def _spread(devices: Sequence[int], at_most: int) -> tuple[int, ...]:
