@@ -38,6 +38,8 @@ ZONE = 0.02
 """Difference in log samples/s up to which a choice is as good as another."""
 UNLIKELY = 0.08
 """Probability that one of the others is faster by more than `ZONE` at which the best is named."""
+FIRST_LOOK, LAST_LOOK = 3, 4
+"""Rounds after which the gain is looked at."""
 N_CONFIRM = 2
 """Candidates that are confirmed cold: the best and the baseline."""
 SURE = 0.03
@@ -52,16 +54,15 @@ SHARE_OF_GAIN = 1 / 4
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How runs start, and after how many rounds the gain is looked at."""
+    """How runs start, and what that costs."""
 
     start: Start
     """Start of runs that need not confirm anything."""
-    looks: tuple[int, int]
 
     @property
     def selection_rounds(self) -> int:
         """Rounds that everybody runs who may still be the best, at most."""
-        return BLOCK - 1 if self.start is Start.WARM else self.looks[0]
+        return BLOCK - 1 if self.start is Start.WARM else FIRST_LOOK
 
     def most_runs(self, n_members: int) -> Counter[Start]:
         """Runs of a race of so many, at most, without repeats and a late best."""
@@ -72,15 +73,15 @@ class Rules:
     @property
     def usual_runs(self) -> Counter[Start]:
         """Runs of a race of two that ends at the first look: what a search keeps time for."""
-        return self._runs(N_CONFIRM * self.looks[0], N_CONFIRM)
+        return self._runs(N_CONFIRM * FIRST_LOOK, N_CONFIRM)
 
     def _runs(self, n: int, n_confirming: int) -> Counter[Start]:
         return Counter({self.start: n - n_confirming}) + Counter({Start.COLD: n_confirming})
 
 
-WARM = Rules(start=Start.WARM, looks=(2, 4))
+WARM = Rules(start=Start.WARM)
 """A run costs little more than its steps."""
-COLD = Rules(start=Start.COLD, looks=(3, 4))
+COLD = Rules(start=Start.COLD)
 """Every run starts cold."""
 
 
@@ -160,7 +161,7 @@ class Race:
 
     def next_round(self) -> Round | None:
         """The round to run now; None: the race is over."""
-        n, start, (first, last) = self.n_rounds, self.rules.start, self.rules.looks
+        n, start = self.n_rounds, self.rules.start
         if n < 1 or len(self.peaks) < 2:
             keys = tuple(self.peaks)
             is_over = n >= MIN_ROUNDS and set(keys) <= set(self.confirmed)
@@ -169,11 +170,11 @@ class Race:
         if not self._last:
             return None
         is_chosen = n >= self.rules.selection_rounds or self._is_chosen
-        if n >= last and is_chosen:
+        if n >= LAST_LOOK and is_chosen:
             return self.confirmation if n < BLOCK else None
-        if n == first and self.confirmation is None and self._is_narrow:
+        if n == FIRST_LOOK and self.confirmation is None and self._is_narrow:
             return None
-        if is_chosen and n + 1 in (first, last) and self.confirmation is not None:
+        if is_chosen and n + 1 in (FIRST_LOOK, LAST_LOOK) and self.confirmation is not None:
             return self.confirmation
         return Round(keys=self._pair if is_chosen else self._contenders, start=start)
 
@@ -224,7 +225,7 @@ class Race:
     def _is_chosen(self) -> bool:
         """Whether it does not matter any more which one is named."""
         if self.named is not None or self.n_rounds < MIN_ROUNDS:
-            return self.n_rounds >= self.rules.looks[0]
+            return self.n_rounds >= FIRST_LOOK
         best, *rivals = self.standing
         return math.fsum(self._probability_ahead(rival, best) for rival in rivals) < UNLIKELY
 

@@ -144,7 +144,7 @@ def test_a_users_own_file_is_rendered_as_it_is_in_every_run(study: Study):
     assert climbed(fleet) == [(1, 4, "none")]
     assert result.baseline.candidate == own
     own_runs = [s.identity.number for s in fleet.specs if s.identity.candidate_hash == own.hash]
-    assert len(own_runs) == 5
+    assert len(own_runs) == 4
     for number in own_runs:
         written = study.trial_folder(number) / "config" / "ds_config.json"
         assert "mine.json" in written.read_text()

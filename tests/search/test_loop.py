@@ -170,7 +170,7 @@ def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
     fleet = ScriptedFleet(behave)
     lattice = lattice_of(job, stages=(0,), recompute=("none",))
     result = search(study, job, fleet=fleet, lattice=lattice)
-    assert len(fleet.ran(Role.BASELINE)) + len(fleet.ran(Role.SEARCH)) == 7
+    assert len(fleet.ran(Role.BASELINE)) + len(fleet.ran(Role.SEARCH)) == 6
     assert result.speedup is not None
     again = ScriptedFleet(behave)
     search(study, make(trials=4, budget="60s"), fleet=again, lattice=lattice)
