@@ -169,8 +169,7 @@ def with_layers(model: Model, n_layers: int) -> Model:
         raise JobError.of("job.model_layers_not_fewer", model=model, n=n_layers)
     found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
     if model.shape.n_expert_layers and not found.shape.n_expert_layers:
-        few = format_count(n_layers, "layer")
-        raise JobError.of("job.experts_lost", model=model, few=few)
+        raise JobError.of("job.experts_lost", model=model, few=format_count(n_layers, "layer"))
     return found
 
 

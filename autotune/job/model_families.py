@@ -214,8 +214,7 @@ class _Keys:
         name = also if also and key not in self._config else key
         value = self.get(name, default)
         if value is None:
-            family = self._config["model_type"]
-            raise JobError.of("job.no_default", where=self._where, key=key, family=family)
+            raise JobError.of("job.no_default", where=self._where, key=key, config=self._config)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise JobError.of("job.no_size", where=self._where, name=name, value=value, most=most)
         return value
@@ -238,9 +237,8 @@ class _Keys:
         experts = self.size(key, also=also.get(key, ""))
         per_token = self.size("num_experts_per_tok")
         if per_token > experts:
-            raise JobError.of(
-                "job.too_few_experts", where=self._where, n=per_token, experts=experts
-            )
+            where = self._where
+            raise JobError.of("job.too_few_experts", where=where, n=per_token, experts=experts)
         return experts, per_token
 
     def flag(self, key: bool | str) -> bool:
