@@ -311,12 +311,12 @@ def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
 def spread_s(
     g: RankGroup, token_bytes: Column, copies: Column, reach_share: Column, groups: Column
 ) -> Column:
-    """Time in which each rank sends its tokens to `copies` others, to the same place once.
+    """Seconds in which each rank sends each token to the ranks of the `copies` experts it chose.
 
-    Over the network a token goes once to each node, from where NVLink takes it on to each rank, at
-    the same time: of m places that are as likely it reaches m (1 - (1 - 1/m)^copies). These are
-    the ones with a group of experts that it chose: few have none where each has several. Source:
-    deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
+    A token crosses the network once to each node, and NVLink takes it on from there at the same
+    time. Copies that go to m equally likely places reach m (1 - (1 - 1/m)^copies) of them. The
+    likely places hold one of the `groups` of experts that the router chose, a `reach_share` of
+    all. Source: deepseek-ai/DeepEP, README.md, and its branch hybrid-ep for domains of NVLink.
     """
     fabric = g.fabric
     sets = np.maximum(1.0, g.ranks / fabric.inside)

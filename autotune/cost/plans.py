@@ -139,9 +139,9 @@ class Plans(PlanColumns):
     """0 or 1 for a dense model."""
     experts_per_token: Column = 0.0
     routed_share: Column = 1.0
-    """Share of the experts that a token may go to: it chooses groups of them first."""
+    """Share of the groups of experts that the router chooses first for a token; 1: all."""
     expert_groups: Column = 1.0
-    """Those groups, of which a token chooses that share."""
+    """Number of groups that the experts are divided into; 1: there are no groups."""
     shared_expert_hidden: Column = 0.0
     """Width of an MLP that every token passes beside its experts; 0 for none."""
     n_dense_layers: Column = 0.0

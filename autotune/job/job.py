@@ -718,7 +718,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     script = None if file.script is None else Observed.read(file.script)
     model = load_model(file.model) if script is None else script.model(cast(Path, file.script))
     if lora is not None:
-        model = with_adapters(model, lora)
+        model = with_adapters(model, lora.as_source())
     converted: dict[str, Any] = {
         "model": model,
         "objective": ObjectiveWish(name=file.objective, floor=file.objective_floor),

@@ -4,14 +4,13 @@ Weights are never read: speed and memory follow from the shape. Nothing here imp
 only the built model can tell is asked of a process of its own (`autotune.job.model_probe`).
 """
 
-import dataclasses
 import functools
 import importlib.util
 import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
-from autotune.job.adapters import ALL_LINEAR, Lora
+from autotune.job.adapters import ALL_LINEAR
 from autotune.job.model_families import (
     BESIDE_TEXT,
     as_transformers_names_it,
@@ -36,7 +35,7 @@ from autotune.job.model_families import (
     shape_by_formula,
 )
 from autotune.job.model_shape import ModelShape
-from autotune.job.published import preset_of_repository, unsaid_layers
+from autotune.job.published import PUBLISHED, preset_of_repository, unsaid_layers
 
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """How a callable that builds a model is named: `package.module:factory`."""
@@ -121,7 +120,11 @@ def load_model(text: str) -> Model:
         return _built(found.rpartition(":")[2], source, where=found)
     file = resources.files("autotune.job") / "presets" / f"{found}.json"
     config = json.loads(file.read_text(encoding="utf-8"))
-    return model_from_config(found, config, where=str(file))
+    model = model_from_config(found, config, where=str(file))
+    if text == found or PUBLISHED[found].repository.lower().endswith(text.lower()):
+        return model
+    # What has a preset's sizes may be configured for other positions: Qwen2.5-Math has fewer.
+    return replace(model, shape=replace(model.shape, configured_positions=0))
 
 
 def find_model(text: str) -> Path | str:
@@ -151,16 +154,6 @@ def is_path(text: str) -> bool:
     return os.path.exists(os.path.expanduser(text)) or "/" in text or text.endswith(".json")
 
 
-def with_adapters(model: Model, lora: Lora) -> Model:
-    """The same model with frozen weights and LoRA adapters, counted.
-
-    Raises:
-        JobError: The model has none of the target modules, or peft, which counts some, is not
-            installed.
-    """
-    return _adapted(model, lora.as_source())
-
-
 def with_layers(model: Model, n_layers: int) -> Model:
     """The same model with fewer layers, its first ones; everything else stays as it is.
 
@@ -176,8 +169,7 @@ def with_layers(model: Model, n_layers: int) -> Model:
         raise JobError.of("job.model_layers_not_fewer", model=model, n=n_layers)
     found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
     if model.shape.n_expert_layers and not found.shape.n_expert_layers:
-        few = format_count(n_layers, "layer")
-        raise JobError.of("job.experts_lost", model=model, few=few)
+        raise JobError.of("job.experts_lost", model=model, few=format_count(n_layers, "layer"))
     return found
 
 
@@ -195,15 +187,23 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
             cut[key] = value[:n_layers]  # such as `layer_types`: a word for every layer
     if type(first := config.get("first_k_dense_replace")) is int:
         cut["first_k_dense_replace"] = min(first, n_layers - 1)
+    if family_of(config).dense == "mlp_layer_types":
+        kinds = cut.get("mlp_layer_types") or ["dense", *["sparse"] * (n_layers - 1)]
+        cut["mlp_layer_types"] = kinds if "sparse" in kinds else [*kinds[:-1], "sparse"]
     model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
     if model.shape.n_layers != n_layers:
         has = model.shape.n_layers
         raise JobError.of("job.layers_not_obeyed", name=name, n_layers=n_layers, has=has)
-    return _adapted(model, source["lora"]) if "lora" in source else model
+    return with_adapters(model, source["lora"]) if "lora" in source else model
 
 
-def _adapted(model: Model, lora: dict[str, Any]) -> Model:
-    """Counted by formula where all that is adapted is known, else by building it."""
+def with_adapters(model: Model, lora: dict[str, Any]) -> Model:
+    """The same model with frozen weights and LoRA adapters, as of `Lora.as_source`, counted.
+
+    Raises:
+        JobError: The model has none of the target modules, or peft, which counts some, is not
+            installed.
+    """
     source, shape = {**model.source, "lora": lora}, model.shape
     widths = peft_widths(source["config"], shape) if "config" in source else None
     if widths is None or lora["target_modules"] != ALL_LINEAR:
@@ -214,7 +214,7 @@ def _adapted(model: Model, lora: dict[str, Any]) -> Model:
     else:
         trained, passed = (lora["rank"] * width for width in widths)
         widest = max(shape.hidden, shape.attention_width, shape.ffn_hidden)
-        shape = dataclasses.replace(
+        shape = replace(
             shape,
             n_params=trained,
             n_params_frozen=shape.n_params,
@@ -223,7 +223,7 @@ def _adapted(model: Model, lora: dict[str, Any]) -> Model:
         )
         adapts_experts = family_of(source["config"]).adapts_experts
     known = adapts_experts if shape.n_experts > 1 else None
-    return dataclasses.replace(model, shape=shape, source=source, adapts_experts=known)
+    return replace(model, shape=shape, source=source, adapts_experts=known)
 
 
 def presets() -> list[str]:
@@ -265,14 +265,12 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
     Raises:
         JobError: It names no architecture, or sizes that cannot be.
     """
-    if not isinstance(config.get("model_type"), str):
-        kind = config.get("model_type")
-        raise JobError.of("job.no_architecture", where=where, kind=kind)
-    whole, config = config, as_transformers_names_it(config)
+    whole, config = config, as_transformers_names_it(config, where)
     left_out = tuple(n for key, n in BESIDE_TEXT.items() if key in whole and key not in config)
+    is_inside = "text_config" in whole and "text_config" not in config
     if not has_closed_form(config):
         return _built(name, {"config": config}, where=where)
-    shape = shape_by_formula(config, where)
+    shape = shape_by_formula(config, f"{where}: text_config" if is_inside else where)
     return Model(
         name=name,
         left_out=left_out,

@@ -130,21 +130,27 @@ def peft_widths(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, int]
 
 
 _SAME_TEXT: Mapping[str, str] = table_beside(__file__, "names.json")["same_text"]
-"""Family -> that whose model is the same for text."""
+"""Family -> the family of `FAMILIES` that has the same text model."""
 BESIDE_TEXT = {"vision_config": "vision", "audio_config": "audio"}
-"""Key of the config of a model beside that of text -> what that model is for."""
+"""Key that configures a model beside the text model -> what that other model is for."""
 
 
-def as_transformers_names_it(config: Mapping[str, Any]) -> dict[str, Any]:
+def as_transformers_names_it(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The config with the family that transformers has for it, and of the text model alone.
 
     A model that sees or hears has a config of its text model inside, or beside (Qwen2-VL). One
     whose text family is none of the `FAMILIES` stays whole. Kimi-K2's code is DeepSeek-V3's.
+
+    Raises:
+        JobError: A config names no architecture; the error says `where` it came from.
     """
-    family, found = config["model_type"], dict(config)
+    family, found = config.get("model_type"), dict(config)
+    if not isinstance(family, str):
+        raise JobError.of("job.no_architecture", where=where, kind=family)
     if isinstance(text := config.get("text_config"), Mapping):
         tied = {k: v for k, v in found.items() if k == "tie_word_embeddings"}
-        alone = as_transformers_names_it({"model_type": f"{family}_text", **tied, **text})
+        inside = {"model_type": f"{family}_text", **tied, **text}
+        alone = as_transformers_names_it(inside, f"{where}: text_config")
         return alone if has_closed_form(alone) else found
     if family not in _SAME_TEXT:
         return found
@@ -208,11 +214,9 @@ class _Keys:
         name = also if also and key not in self._config else key
         value = self.get(name, default)
         if value is None:
-            family = self._config["model_type"]
-            raise JobError(f"{self._where}: {key} is missing", f"a {family} config needs it")
+            raise JobError.of("job.no_default", where=self._where, key=key, config=self._config)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            where = self._where
-            raise JobError.of("job.no_size", where=where, name=name, value=value, most=most)
+            raise JobError.of("job.no_size", where=self._where, name=name, value=value, most=most)
         return value
 
     def number(self, key: str, *, also: str = "") -> int:
@@ -220,20 +224,18 @@ class _Keys:
         name = also if also and key not in self._config else key
         return self.size(name) if self.get(name, 0) else 0
 
-    def layers(self, key: str) -> set[int]:
-        """Indices of layers; none where the config says none."""
+    def layers(self, key: str, kind: type = int) -> list[Any]:
+        """Indices of layers, or an entry of a kind for each; none where the config says none."""
         value = self.get(key, [])
-        if not isinstance(value, list) or any(type(index) is not int for index in value):
+        if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
             raise JobError.of("job.no_layers", where=self._where, key=key, value=value)
-        return set(value)
+        return value
 
     def experts(self, key: str) -> tuple[int, int]:
         """Experts of a layer, and those that a token takes."""
         also = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
-        experts, per_token = (
-            self.size(key, also=also.get(key, "")),
-            self.size("num_experts_per_tok"),
-        )
+        experts = self.size(key, also=also.get(key, ""))
+        per_token = self.size("num_experts_per_tok")
         if per_token > experts:
             where = self._where
             raise JobError.of("job.too_few_experts", where=where, n=per_token, experts=experts)
@@ -447,7 +449,7 @@ def _windows(keys: _Keys, family: Family, layers: int) -> tuple[int, int]:
     is_off = family.window_switch and not keys.get(family.window_switch)
     if type(window) is not int or window <= 0 or is_off:
         return 0, 0
-    if kinds := keys.get("layer_types"):
+    if kinds := keys.layers("layer_types", str):
         n_windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
     else:
         n_windowed = sum(_windowed(keys, family.windows, layers))
@@ -458,16 +460,16 @@ def _windowed(keys: _Keys, windows: str, layers: int) -> list[bool]:
     """Whether each layer has the window, as transformers has it where the config says nothing."""
     places = range(layers)
     if windows == "pattern":
-        return [(i + 1) % keys.get("sliding_window_pattern", 6) > 0 for i in places]
+        return [(i + 1) % keys.size("sliding_window_pattern", default=6) > 0 for i in places]
     if windows in ("rotary", "unrotated"):
-        every = keys.get("no_rope_layer_interval", 4)
-        rotated = keys.get("no_rope_layers") or [(i + 1) % every for i in places]
+        every = keys.size("no_rope_layer_interval", default=4)
+        rotated = keys.layers("no_rope_layers") or [(i + 1) % every for i in places]
         return [bool(is_rotated) is (windows == "rotary") for is_rotated in rotated]
     if windows == "even":
         return [i % 2 == 0 for i in places]
     if windows == "all":
         return [True] * layers
-    first = keys.get("max_window_layers")
+    first = keys.number("max_window_layers")
     if windows == "late":
         return [i >= first for i in places]
     return [i % 2 == 0 and i < first for i in places]
@@ -480,8 +482,8 @@ def _dense_layers(keys: _Keys, family: Family, layers: int) -> Sequence[int]:
     if not family.dense:
         return range(0)
     if family.dense == "mlp_layer_types":
-        kinds = keys.get(family.dense) or ["dense"]
+        kinds = keys.layers(family.dense, str) or ["dense"]
         return [i for i, kind in enumerate(kinds) if kind == "dense"]
-    step, plain = keys.size(family.dense, default=1), keys.layers("mlp_only_layers")
+    step, plain = keys.size(family.dense, default=1), {*keys.layers("mlp_only_layers")}
     sparse = keys.layers("moe_layers") or {*range(step - 1, layers, step)} - plain
     return [i for i in range(layers) if i not in sparse]

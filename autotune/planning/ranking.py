@@ -195,7 +195,7 @@ def rank_lattice(
     outlook, found, choices = rows.outlook, rows.prediction, rows.choices
     candidates, asked, min_fit = outlook.lattice.candidates, min_fit, choices.min_fit
     best = int(choices.order[0])
-    best_s = float(found.step_time_s[best])
+    best_s, fits = float(found.step_time_s[best]), (found.fit_probability >= min_fit).any()
     return Ranking(
         **vars(rows),
         on_front=_front(found, choices, min_fit),
@@ -203,11 +203,7 @@ def rank_lattice(
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
         otherwise=_otherwise(outlook, found, choices, min_fit=min_fit),
-        ways_to_fit=(
-            ()
-            if (found.fit_probability >= min_fit).any()
-            else ways_to_fit(outlook, found, min_fit=min_fit)
-        ),
+        ways_to_fit=() if fits else ways_to_fit(outlook, found, min_fit=min_fit),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
         variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
@@ -401,10 +397,13 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -> Variant:
     """The job on another fleet; other devices and nodes have candidates and rules of theirs."""
     other = _elsewhere(outlook, wish)
-    if other.environment != outlook.environment:
-        other = dataclasses.replace(other, lattice=lattice_of(other.engine))
-    same = other.predict([outlook.lattice.candidates[best]])
-    rows = legal_rows(other, min_fit=min_fit, top=1)
+    try:
+        same = other.predict([outlook.lattice.candidates[best]])  # before many are judged there
+        if other.environment != outlook.environment:
+            other = dataclasses.replace(other, lattice=lattice_of(other.engine))
+        rows = legal_rows(other, min_fit=min_fit, top=1)
+    except AutotuneError as error:
+        raise type(error)(f"{flag('what_if')} {wish}: {error.message}", error.hint) from error
     found, first = rows.prediction, int(rows.choices.firsts[0])
     candidate = rows.outlook.lattice.candidates[first]
     return Variant(

@@ -160,6 +160,12 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
+def test_a_what_if_without_figures_is_named_before_any_is_judged_there(outlook, monkeypatch):
+    monkeypatch.setattr("autotune.planning.ranking.lattice_of", None)
+    with pytest.raises(JobError, match="--what-if gpu=V100: no figures for bf16 on V100"):
+        rank_lattice(outlook, what_if=["gpu=V100"])
+
+
 @pytest.mark.cases("wish", "said")
 def test_a_what_if_that_is_none_says_what_is(outlook, monkeypatch, wish, said):
     monkeypatch.setattr("autotune.planning.ranking.legal_rows", None)  # nothing is ranked before

@@ -117,6 +117,17 @@ def test_layers_that_are_listed_by_index_are_cut_with_them() -> None:
         with_layers(whole, 1)
 
 
+@pytest.mark.parametrize("kinds", [None, ["dense", "dense", "sparse", "sparse"]])
+@pytest.mark.parametrize(("n_layers", "n_dense"), [(1, 0), (2, 1)])
+def test_dense_layers_that_are_listed_by_kind_make_room(
+    kinds: list[str] | None, n_layers: int, n_dense: int
+) -> None:
+    config = {**load_model("tiny-deepseek-v3").source["config"], "model_type": "glm4_moe_lite"}
+    config |= {"num_hidden_layers": 4, "mlp_layer_types": kinds}
+    cut = with_layers(model_from_config("flash", config, where="test"), n_layers).shape
+    assert (cut.n_dense_layers, cut.n_expert_layers) == (n_dense, n_layers - n_dense)
+
+
 WHOLE = Candidate.of({"zero.stage": 1, "micro_batch": 2, "tp": 2}, world=8, global_batch=64)
 
 

@@ -206,6 +206,11 @@ def test_a_repository_of_the_same_shape_is_a_preset(repository: str, preset: str
     assert preset_of_repository(repository) == preset
 
 
+@pytest.mark.cases("name", "positions")
+def test_positions_are_the_presets_under_its_own_names_alone(name: str, positions: int) -> None:
+    assert load_model(name).shape.configured_positions == positions
+
+
 def test_a_preset_is_found_by_both_of_its_names() -> None:
     for name, published in PUBLISHED.items():
         assert preset_spelled(name) == name
@@ -316,7 +321,7 @@ def test_of_a_model_that_sees_the_text_model_alone_is_read(outer, inner, family)
     sizes = {**{k: v for k, v in LLAMA.items() if k != "model_type"}, **rope}
     text = sizes if inner is None else {"text_config": {**sizes, **inner}}
     whole = {"model_type": outer, "vision_config": {"depth": 2}, **text}
-    found = as_transformers_names_it(whole)
+    found = as_transformers_names_it(whole, "here")
     assert found["model_type"] == family
     assert ("vision_config" in found) is (family == outer)
     if family.startswith("qwen"):

@@ -231,6 +231,7 @@ class DeepSpeedEngine(Engine):
             precision=candidate.precision(job.precision),
             model=model.shape,
             model_type=_model_type(job),
+            has_adapters=job.finetune is not None,
             balances_routers=model.balances_routers,
             expert_blocks=model.expert_blocks,
             supports_tp=model.supports_tp,

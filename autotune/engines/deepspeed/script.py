@@ -395,7 +395,7 @@ class ScriptEngine(DeepSpeedEngine):
             found.append(f"its passes have {fewest} to {most} samples, which count as {mean} each")
         elif not self._script.description["micro_batches"]:
             found.append(
-                "the samples of its passes cannot be counted: the configuration says them"
+                "the samples of its passes cannot be counted: the configuration's number is taken"
             )
         elif stated and stated != self._script.micro_batch:
             found.append(

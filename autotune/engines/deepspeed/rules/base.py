@@ -53,6 +53,8 @@ class Setup:
     """Shape of the model; None where unknown."""
     model_type: str = ""
     """transformers' name of the model's architecture; empty where unknown."""
+    has_adapters: bool = False
+    """Whether adapters train beside frozen weights (LoRA)."""
     balances_routers: bool = False
     """Whether a loss of the routers is added to that of the model."""
     expert_blocks: tuple[str, ...] = ()
@@ -276,11 +278,6 @@ class Setup:
         """Nodes that the ranks fill; None where the devices of a node are not known."""
         devices = self.environment.n_devices
         return self.world // devices if devices else None
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether adapters train beside frozen weights (LoRA); ERNIE 4.5 freezes some biases."""
-        return self.model is not None and self.model.n_params_frozen > self.model.n_params
 
     @property
     def pipeline_layers(self) -> int | None:

@@ -74,6 +74,7 @@ def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = 
             **model,
         ),
         model_type=architecture if architecture in _MIXTURES else "",
+        has_adapters=adapters > 0,
         balances_routers=balances_routers,
         expert_blocks=("RoutedBlock",) if architecture == "routed" else (),
         supports_tp=architecture in _SUPPORTS_TP,
