@@ -202,8 +202,8 @@ class Guest(Rank):
             self.seen["config_files"] = sorted({*self.seen["config_files"], path})
             facts |= file_of_user(path)
         self._as_read.append((config.config, facts))
-        path = facts.get("config_file") or facts.get("written_config")
-        if not path or self.edits.trained_file in ("", path):  # else of a frozen model
+        file = facts.get("config_file") or facts.get("written_config")
+        if not file or self.edits.trained_file in ("", file):  # else of a frozen model
             self.edits.apply(config.config)
             config.set_stage_and_offload()
 
