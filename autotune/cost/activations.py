@@ -202,7 +202,8 @@ def _mlp_bytes(p: Plans, s: Sizes, kind: LayerKind) -> Column:
     """
     if kind == LayerKind.DENSE:
         return _keeps_inner(p) * _inner_bytes(p) * s.dense_ffn_hidden / p.tp
-    return _experts_bytes(p, s) + _shared_bytes(p) + _router_bytes(p, s)
+    router_bytes = (10.0 * p.n_experts + 30.0 * s.experts_per_token) / s.norm_split
+    return _experts_bytes(p, s) + _shared_bytes(p) + router_bytes
 
 
 def _inner_bytes(p: Plans) -> Column:
@@ -219,10 +220,6 @@ def _shared_bytes(p: Plans) -> Column:
     return _keeps_inner(p) * _inner_bytes(p) * p.shared_expert_hidden / p.tp
 
 
-def _router_bytes(p: Plans, s: Sizes) -> Column:
-    return (10.0 * p.n_experts + 30.0 * s.experts_per_token) / s.norm_split
-
-
 def _expert_act_bytes(p: Plans, s: Sizes) -> Column:
     """Result of the experts' activation function, which is the second product's input."""
     return _keeps_inner(p) * p.product_input_bytes * routed_width(p, s)
@@ -232,11 +229,6 @@ def _up_projected_bytes(p: Plans, s: Sizes) -> Column:
     """Queries, keys and values of latent attention; without the attention's result."""
     result = np.where(np.greater(p.latent_kv_rank, 0), p.n_heads * p.latent_value_dim, 0.0)
     return p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width - result) / p.tp
-
-
-def _norm_result_bytes(p: Plans, s: Sizes) -> Column:
-    """Results of a token's two norms, which the products behind them keep."""
-    return 2.0 * p.product_input_bytes * p.hidden / s.norm_split
 
 
 def _score_bytes(p: Plans) -> Column:
@@ -295,7 +287,9 @@ def _kept_bytes(p: Plans, s: Sizes, kind: LayerKind, everything: Column) -> Colu
         s.attention_width / p.tp + p.kept_products * products
     )
     dropped = p.recomputes_scores * _score_bytes(p)
-    dropped = dropped + p.recomputes_norms * _norm_result_bytes(p, s)
+    # Results of a token's two norms, which the products behind them keep.
+    norm_bytes = 2.0 * p.product_input_bytes * p.hidden / s.norm_split
+    dropped = dropped + p.recomputes_norms * norm_bytes
     dropped = dropped + p.recomputes_latent * _up_projected_bytes(p, s)
     if kind == LayerKind.DENSE:
         dropped = dropped + p.recomputes_mlp * _mlp_bytes(p, s, kind)

@@ -142,7 +142,9 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
         again = again + np.greater(p.mlp_tile_tokens, 0) * (mlp[0] + experts[0] + inner)
     forward = products[0] + attention_forward + elementwise_forward
     backward = products[1] + attention_backward + elementwise_backward
-    launch_s = np.where(np.greater(p.layer_host_s, 0), _measured_launch_s(p, c), c.launch_s)
+    # A measured layer is one of unfused kernels, without recomputation.
+    measured_s = p.layer_host_s / (c.kernels_per_layer * 2.0 * 3.0)
+    launch_s = np.where(np.greater(p.layer_host_s, 0), measured_s, c.launch_s)
     kernels = _kernels(p, s, c, is_full, kind) + _CHECKPOINT_KERNELS * is_selective * modules
     in_turn = _is_narrow(p) * _PRODUCTS * (p.cast_kernels - 1.0)
     if is_mixture:
@@ -160,11 +162,6 @@ def layer_times(p: Plans, s: Sizes, c: Constants, kind: LayerKind = LayerKind.DE
         experts_backward_s=experts[1] + 1.5 * _ACTIVATION_SHARE * routed_forward,
         shared_s=(mlp[0] + mlp[1]) if is_mixture else 0.0,
     )
-
-
-def _measured_launch_s(p: Plans, c: Constants) -> Column:
-    """A measured layer is one of unfused kernels, without recomputation."""
-    return p.layer_host_s / (c.kernels_per_layer * 2.0 * 3.0)
 
 
 def _kernels(p: Plans, s: Sizes, c: Constants, is_full: Column, kind: LayerKind) -> Column:

@@ -271,8 +271,8 @@ class Observed(Stored):
         # Twice as many rows are a preference's two answers, two views of a sample, or beside
         # another model a real sample and a generated one.
         has_other = int(description.get("engines", 1)) > 1
-        is_loaded = stated in (loaded := description.get("loader_batches") or ())
-        is_loaded &= self._rows not in loaded
+        is_loaded = stated in (description.get("step_batches") or ())
+        is_loaded &= self._rows not in (description.get("loader_batches") or ())
         return stated if (has_other or is_loaded) and self._rows == 2 * stated else 0
 
     @property
@@ -282,8 +282,8 @@ class Observed(Stored):
         return len(seen) or self.measured.read_back.get("grad_accum", 1)
 
     @property
-    def accumulates_by_hand(self) -> bool:
-        """Whether the script makes several passes where DeepSpeed was told of fewer."""
+    def passes_differ(self) -> bool:
+        """Whether a step has more or fewer passes than DeepSpeed's configuration says."""
         return bool(self.grad_accum != self.measured.read_back.get("grad_accum", self.grad_accum))
 
     @cached_property
@@ -406,7 +406,7 @@ class Observed(Stored):
         ):
             is_own = written.get(key) not in (None, "auto")
             found[setting] = by_file(key) if is_own else by_argument(argument, otherwise)
-        if self.accumulates_by_hand:
+        if self.passes_differ:
             found["grad_accum"] = "the script's own passes"
         by_switch = (written.get(self.precision) or {}).get("enabled") is True
         by_key = by_file(f"{self.precision}.enabled")

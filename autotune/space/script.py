@@ -61,7 +61,7 @@ def reach_of(script: Observed) -> Reach:
     ways: dict[str, Way] = dict.fromkeys(layout_of(script), "code")
     ways |= dict.fromkeys(named.keys() - {"grad_accum"}, "placeholders")
     facts = _facts(script)
-    if facts["accumulates_by_hand"]:
+    if facts["passes_differ"]:
         if "grad_accum" not in named:
             ways.pop("micro_batch", None)
     elif facts["leaves_accumulation"]:
@@ -93,7 +93,7 @@ def _facts(script: Observed) -> dict[str, bool]:
         "is_partitioned": bool(description.get("is_partitioned")),
         "takes_attention": bool(description.get("takes_attention")),
         "has_attention": bool(attention_of(script)),
-        "accumulates_by_hand": script.accumulates_by_hand,
+        "passes_differ": script.passes_differ,
         "leaves_accumulation": "grad_accum" in script.placeholders_left_alone,
         "batches_by_config": by_config or description.get("engine") == "PipelineEngine",
         "varies": script.varies,

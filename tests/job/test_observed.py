@@ -22,7 +22,7 @@ def test_the_batch_is_the_one_that_arrived() -> None:
     script = observed({**RAW, "micro_batches": [3, 3]})
     assert (script.micro_batch, script.grad_accum, script.dp) == (3, 2, 2)
     assert script.global_batch == 12
-    assert not script.accumulates_by_hand
+    assert not script.passes_differ
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,14 @@ def test_twice_as_many_rows_are_pairs_beside_another_model_or_by_the_loader() ->
     pairs = {**RAW, "asks_micro_batch": False, "micro_batches": [8, 8], "engines": 2}
     assert (observed(pairs).rows_per_sample, observed(pairs).micro_batch) == (2, 4)
     alone = {**pairs, "engines": 1}
-    for sizes, expected in (((), (1, 8)), ((4, 8), (1, 8)), ((4, 16), (2, 4))):
-        script = observed({**alone, "loader_batches": sizes})
+    for sizes, of_step, expected in (
+        ((), (), (1, 8)),
+        ((4, 8), (4, 8), (1, 8)),
+        ((4, 16), (4,), (2, 4)),
+        ((4,), (), (1, 8)),  # that of an evaluation, beside batches by hand
+        ((4,), None, (1, 8)),  # an older study's
+    ):
+        script = observed({**alone, "loader_batches": sizes, "step_batches": of_step})
         assert (script.rows_per_sample, script.micro_batch) == expected
 
 
@@ -107,9 +113,11 @@ def test_a_placeholder_tells_the_samples_of_a_batch() -> None:
 
 def test_passes_that_deepspeed_was_not_told_of_are_accumulated_by_hand() -> None:
     by_hand = observed({**RAW, "micro_batches": [4, 4, 4]}, read_back={"grad_accum": 1})
-    assert by_hand.accumulates_by_hand
+    assert by_hand.passes_differ
     assert by_hand.origins["grad_accum"] == "the script's own passes"
     assert by_hand.global_batch == 24
+    fewer = observed({**RAW, "micro_batches": [4]}, read_back={"grad_accum": 2})
+    assert fewer.passes_differ
 
 
 def test_lengths_are_those_of_the_longest_sample() -> None:

@@ -205,17 +205,13 @@ def main() -> None:
             sys.argv[1],
             lambda line: print(line, flush=True),
             nvme="nvme" in sys.argv[2:],
-            has_to_end=_is_told_to_end,
+            has_to_end=lambda: bool(select.select([0], [], [], 0)[0] and os.read(0, 1)),
         )
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except FleetError as error:
         print(f"{error.message}; {error.hint}", flush=True)
         sys.exit(1)
-
-
-def _is_told_to_end() -> bool:
-    return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 1))
 
 
 def _remove_stale_locks(accelerator: str, on_line: Callable[[str], None]) -> None:

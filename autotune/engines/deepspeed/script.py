@@ -8,7 +8,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,7 @@ class ScriptEngine(DeepSpeedEngine):
     def files(self, candidate: Candidate) -> dict[str, str]:
         return {
             CONFIG_FILE: canonical_json(self._edited(candidate)),
-            EDITS_FILE: canonical_json(asdict(self.edits(candidate))),
+            EDITS_FILE: canonical_json(self.edits(candidate).written()),
         }
 
     def edits(self, candidate: Candidate) -> Edits:
@@ -244,7 +244,7 @@ class ScriptEngine(DeepSpeedEngine):
             # The global batch is no knob. What is not there need not be removed, nor a default
             # be written.
             if key != "train_batch_size"
-            and not (self._script.accumulates_by_hand and key in _BATCH_KEYS)
+            and not (self._script.passes_differ and key in _BATCH_KEYS)
             and not (self._switches_optimizer and key.startswith("optimizer."))
             and not (
                 (value is None or key in defaults) and look_up(self._script.config, key) is None
@@ -261,7 +261,7 @@ class ScriptEngine(DeepSpeedEngine):
             configuration=configuration,
             arguments=self._arguments(candidate),
             files=self._script.in_files(configuration),
-            trained_file=self._script.description.get("config_file") or "",
+            trained_file=self._script.description.get("trained_file") or "",
             rows_per_sample=self._script.rows_per_sample,
             recomputes=recomputes,
         )
@@ -311,7 +311,7 @@ class ScriptEngine(DeepSpeedEngine):
         """
         reported = self._script.measured.read_back
         of_own, asked = self._foretold(self.unchanged), self._foretold(candidate)
-        if self._script.accumulates_by_hand:  # DeepSpeed is told what it always was
+        if self._script.passes_differ:  # its configuration says what it always did
             asked |= {name: of_own[name] for name in ("micro_batch", "grad_accum")}
         found = {
             name: reported[name] if name in reported and of_own.get(name) == value else value
@@ -427,7 +427,7 @@ class ScriptEngine(DeepSpeedEngine):
                 "figures are those of the first, with all that happens between two of its steps; "
                 "an edit of the configuration reaches each of them"
             )
-        if self._script.accumulates_by_hand:
+        if self._script.passes_differ:
             made, stated = self._script.grad_accum, self._script.measured.read_back["grad_accum"]
             found.append(
                 f"the script makes {made} passes in a step by itself: DeepSpeed reduces the "

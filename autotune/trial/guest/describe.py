@@ -34,6 +34,7 @@ def describe(engine: Any, seen: Mapping[str, Any]) -> dict[str, Any]:
         "framework": next(
             (name for package, name in _FRAMEWORKS if package in sys.modules), seen["framework"]
         ),
+        "trained_file": seen["config_file"] if len(seen["config_files"]) > 1 else "",
         "executable": sys.executable,
         "world": torch.distributed.get_world_size(),
         "dp": int(engine.dp_world_size) if hasattr(engine, "dp_world_size") else 1,

@@ -8,7 +8,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class Edits:
     @classmethod
     def of_trial(cls, folder: Path) -> "Edits":
         return cls(**read_json(folder / CONFIG_DIR / EDITS_FILE))
+
+    def written(self) -> dict[str, Any]:
+        """What stands in the file. Older studies' have no other field that is at its default."""
+        always, default = ("configuration", "arguments", "rows_per_sample"), asdict(Edits())
+        return {k: v for k, v in asdict(self).items() if k in always or v != default[k]}
 
     def arrived_in(self, config: Mapping[str, Any]) -> list[str]:
         """Keys of the configuration's edits that it has already, be it by a file."""

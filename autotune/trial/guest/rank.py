@@ -33,12 +33,11 @@ _SEEN: Mapping[str, Any] = {
     **dict.fromkeys(("engines", "engines_trained"), 0),
     **dict.fromkeys(("config_file", "arguments_class", "client_optimizer"), ""),
     **{name: {} for name in ("config", "config_written", "arguments")},
-    **dict.fromkeys(
-        ("sources", "settings_read", "arrived", "micro_batches", "lengths", "rows"), ()
-    ),
+    **dict.fromkeys(("sources", "settings_read", "arrived", "config_files"), ()),
+    **dict.fromkeys(("micro_batches", "lengths", "rows", "loader_batches"), ()),
     **dict.fromkeys(("brings_plugin", "gives_data", "asks_micro_batch", "is_partitioned"), False),
     **dict.fromkeys(("parses_arguments", "optimizer_by_arguments", "takes_attention"), False),
-    **{"loader_batches": (), "recomputes": False, "is_given_words": True, "written_config": ""},
+    **{"step_batches": None, "recomputes": False, "is_given_words": True, "written_config": ""},
 }
 """What a script shows of itself, before it shows anything; see `describe`."""
 _PLUGINS = ("deepspeed_plugin", "deepspeed_plugins")
@@ -49,8 +48,6 @@ _RECOMPUTING = (
     ("deepspeed.runtime.activation_checkpointing.checkpointing", "CheckpointFunction.forward"),
 )
 """What recomputes, by module and place; `checkpoint` itself is what torch.compile looks for."""
-_MOST = 20
-"""Data loaders whose batches are noted: the last ones."""
 _ENGINE_CALLS = ("forward", "backward", "step", "train_batch")
 """Methods in which an error is the configuration's, whatever the script makes of it."""
 _WRAPPERS = (__name__, around.__module__)
@@ -80,7 +77,9 @@ class Guest(Rank):
         self.edits = Edits.of_trial(folder)
         self.seen = dict(_SEEN)
         self._as_read: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Configurations that Trainer and accelerate have read, each with facts from before."""
+        """Configurations that Trainer and accelerate have read, and what each was when read."""
+        self._drawn: set[int] = set()
+        """Sizes of the data loaders that gave batches since the watched engine's last step."""
         self.watched: Any = None
         self._stopwatch: Any = None
         self._began_elsewhere: dict[Any, int] = {}
@@ -121,7 +120,7 @@ class Guest(Rank):
             ("deepspeed", "", self.on_deepspeed),
             ("deepspeed", "initialize", self._initialize),
             ("deepspeed", "zero.Init.__init__", self._note_init),
-            ("torch.utils.data.dataloader", "DataLoader.__init__", self._note_loader),
+            ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", self._note_draw),
             *((*place, self._note_recomputation) for place in _RECOMPUTING),
             ("accelerate.utils.deepspeed", "HfDeepSpeedConfig.__init__", self._read_config),
             ("accelerate.accelerator", "Accelerator.__init__", self._make_accelerator),
@@ -196,12 +195,15 @@ class Guest(Rank):
         """The one place where Trainer, accelerate and what builds on them read a configuration."""
         stop_watching()
         read(config, config_file_or_dict, *args, **kwargs)
-        facts, path = self._origin(config.config), ""
+        # Trainer reads what accelerate has read before, and fills in its own copy of it.
+        facts = self._when_read(config_file_or_dict) or self._origin(config.config)
         if isinstance(config_file_or_dict, str) and os.path.exists(config_file_or_dict):
             path = os.path.abspath(config_file_or_dict)
+            self.seen["config_files"] = sorted({*self.seen["config_files"], path})
             facts |= file_of_user(path)
         self._as_read.append((config.config, facts))
-        if not path or self.edits.trained_file in ("", path):  # else of a frozen model
+        file = facts.get("config_file") or facts.get("written_config")
+        if not file or self.edits.trained_file in ("", file):  # else of a frozen model
             self.edits.apply(config.config)
             config.set_stage_and_offload()
 
@@ -250,8 +252,7 @@ class Guest(Rank):
         if optimizer is None and not config.get("optimizer"):
             return None
         facts = {**file_of_user(file), **self._origin(config)}
-        # What Hugging Face's file said comes before what became of it.
-        facts |= next((of_file for read, of_file in self._as_read if read is given), {})
+        facts |= self._when_read(given)
         if self.edits.configuration:
             self.edits.apply(config)
             arguments.pop("config_params", None)
@@ -265,6 +266,10 @@ class Guest(Rank):
             "client_optimizer": "" if optimizer is None else type(optimizer).__name__,
             "gives_data": arguments.get("training_data") is not None,
         }
+
+    def _when_read(self, config: Any) -> dict[str, Any]:
+        """What a configuration was when Trainer or accelerate read it; empty: neither did."""
+        return next((facts for read, facts in self._as_read if read is config), {})
 
     def _origin(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What a configuration was before it is edited here, and which files it came from."""
@@ -360,6 +365,9 @@ class Guest(Rank):
     def on_step(self) -> None:
         """An optimizer step of the watched engine was made: all ranks have met by now."""
         _remove_segment()
+        before = self.seen["step_batches"]  # few steps draw from a loader for evaluation
+        drawn = self._drawn if before is None else self._drawn.intersection(before)
+        self.seen["step_batches"], self._drawn = sorted(drawn), set()
         self._began_elsewhere.clear()
         self._n_errors = 0
         self._last_error = self._exit_code = self._handled_at_exit = None
@@ -378,11 +386,12 @@ class Guest(Rank):
         self._splits_models |= _is_called_by_script()
         make(*args, **kwargs)
 
-    def _note_loader(self, make: Function, loader: Any, /, *args: Any, **kwargs: Any) -> None:
-        """A data loader: samples of its batches, which may be what a file says."""
-        make(loader, *args, **kwargs)
-        if isinstance(size := getattr(loader, "batch_size", None), int):
-            self.seen["loader_batches"] = [*self.seen["loader_batches"], size][-_MOST:]
+    def _note_draw(self, draw: Function, batches: Any, /) -> Any:
+        """A batch is drawn from a data loader: samples of it, which may be what a file says."""
+        if isinstance(size := getattr(batches._index_sampler, "batch_size", None), int):
+            self._drawn.add(size)
+            self.seen["loader_batches"] = sorted({*self.seen["loader_batches"], size})
+        return draw(batches)
 
     def _note_recomputation(self, compute: Function, /, *args: Any, **kwargs: Any) -> Any:
         """A part of the model of which the activations are recomputed."""

@@ -37,7 +37,7 @@ _TELLING = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_
 """Keys of DeepSpeed's, one of which a configuration has, whoever wrote it."""
 
 _READ_ENV = "AUTOTUNE_GUEST_READ"
-"""Variable with those that the processes above have opened: a launcher hands on what it reads."""
+"""Variable with files that the processes above have opened: a launcher hands on what it reads."""
 _read: dict[str, None] = dict.fromkeys(json.loads(os.environ.get(_READ_ENV, "[]")))
 """Files of settings that this process has opened, or one above it, in their order."""
 _not_the_user_s: list[str] = []

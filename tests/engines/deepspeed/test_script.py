@@ -41,7 +41,17 @@ def test_the_command_as_it_is_has_no_edits(tmp_path: Path, description: dict[str
     edits = engine.edits(engine.unchanged)
     assert not edits.configuration
     assert not edits.arguments
-    assert json.loads(engine.files(engine.unchanged)[CONFIG_FILE]) == description["config"]
+    files = engine.files(engine.unchanged)
+    assert json.loads(files[CONFIG_FILE]) == description["config"]
+    # The text of older studies: their trials count on.
+    of_old = {"arguments": {}, "configuration": {}, "rows_per_sample": 1}
+    assert json.loads(files[EDITS_FILE]) == of_old
+    staged = changed(engine, zero__stage=0)
+    assert json.loads(engine.files(staged)[EDITS_FILE]).keys() == of_old.keys()
+    frozen = {**description, "trained_file": "/p/ds.json"}
+    (folder := tmp_path / "frozen").mkdir()
+    written = json.loads(engine_of(folder, frozen).files(staged)[EDITS_FILE])
+    assert written["trained_file"] == "/p/ds.json"
 
 
 def test_a_model_built_under_zero_init_keeps_its_stage(tmp_path: Path) -> None:

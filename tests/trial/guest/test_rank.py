@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DeepSpeedPlugin, deepspeed
 from torch.utils.checkpoint import checkpoint
+from transformers import TrainingArguments
+from transformers.integrations.deepspeed import propagate_args_to_deepspeed
 
 from autotune.contract import Phase
 from autotune.trial.engines.deepspeed import SEGMENTS
@@ -22,11 +25,20 @@ from autotune.trial.guest.edits import Edits
 from autotune.trial.guest.hooks import around
 from autotune.trial.guest.rank import (
     _RECOMPUTING,
+    _SEEN,
     Guest,
     _ends_with,
     _fills_training_arguments,
     _is_partitioned,
 )
+
+
+def fresh_guest() -> Guest:
+    """A rank that has seen nothing yet, without the folder of a trial."""
+    guest = Guest.__new__(Guest)
+    guest.seen, guest._as_read = dict(_SEEN), []
+    guest._drawn, guest._began_elsewhere = set(), {}
+    return guest
 
 
 class Split(torch.nn.Linear):
@@ -188,8 +200,8 @@ def test_an_engine_that_takes_no_more_steps_makes_room_for_one_that_does(
     n_others: int, is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a GAN's two engines each waits for the other; one for the learning rate is forgotten."""
-    guest, engines, watched = Guest.__new__(Guest), (Engine(), Engine()), list[Engine]()
-    guest.watched, guest._began_elsewhere = None, {}
+    guest, engines, watched = fresh_guest(), (Engine(), Engine()), list[Engine]()
+    guest.watched = None
 
     def watch(engine: Engine, *_: Any, **__: Any) -> None:
         watched.append(engine)
@@ -274,9 +286,7 @@ def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
     meeting = SEGMENTS.format(user=os.getuid(), address="127.0.0.1")
     left = Path("/dev/shm", f"{meeting}own{os.getpid()}_1")
     left.touch()
-    guest = Guest.__new__(Guest)
-    guest._began_elsewhere = {}
-    guest.on_step()
+    fresh_guest().on_step()
     assert not left.exists()
 
 
@@ -292,9 +302,8 @@ def test_the_configuration_of_a_frozen_model_is_left_alone(
         def set_stage_and_offload(self) -> None:
             self.stage = self.config["zero_optimization"]["stage"]
 
-    guest, files = Guest.__new__(Guest), [str(tmp_path / name) for name in ("student", "teacher")]
-    edits = Edits(configuration={"zero_optimization.stage": 1}, trained_file=files[0])
-    guest.edits, guest._as_read = edits, []
+    guest, files = fresh_guest(), [str(tmp_path / name) for name in ("student", "teacher")]
+    guest.edits = Edits(configuration={"zero_optimization.stage": 1}, trained_file=files[0])
     for file, stage, expected in zip(files, (2, 3), (1, 3), strict=True):
         Path(file).write_text(json.dumps({"zero_optimization": {"stage": stage}}))
         guest._read_config(Read.__init__, read := Read.__new__(Read), file)
@@ -305,15 +314,59 @@ def test_the_configuration_of_a_frozen_model_is_left_alone(
     assert facts["config_file"] == files[0]
     assert facts["config_written"]["zero_optimization"] == {"stage": 2}
     assert guest._edit({"config_params": teacher}) is None
+    assert guest.seen["config_files"] == files
 
 
-def test_a_loader_tells_the_samples_of_its_batches() -> None:
-    guest = Guest.__new__(Guest)
-    guest.seen = {"loader_batches": ()}
-    loader = torch.utils.data.DataLoader
-    for size in (2, None, 3):
-        guest._note_loader(loader.__init__, loader.__new__(loader), [0, 1, 2], batch_size=size)
+@pytest.mark.parametrize("stage", [None, 1])
+def test_a_file_of_accelerate_s_is_known_where_trainer_fills_in_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int | None
+) -> None:
+    """`accelerate launch --deepspeed_config_file`, and Trainer without `--deepspeed`."""
+    written = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
+    (file := tmp_path / "ds.json").write_text(json.dumps(written))
+    monkeypatch.setattr(reading, "_is_over", True)
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    guest, read = fresh_guest(), deepspeed.HfDeepSpeedConfig
+    guest.edits = Edits(configuration={} if stage is None else {"zero_optimization.stage": stage})
+    monkeypatch.setattr(read, "__init__", around(read.__init__, guest._read_config))
+    plugin = DeepSpeedPlugin()
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=3)
+    state = SimpleNamespace(deepspeed_plugin=plugin)
+    propagate_args_to_deepspeed(SimpleNamespace(state=state), arguments)
+    facts = guest._edit({"config_params": plugin.deepspeed_config, "optimizer": "its own"})
+    assert facts is not None
+    assert facts["config_file"] == str(file)
+    assert facts["config_written"] == written
+    assert facts["arrived"] == []
+    assert facts["config"]["train_micro_batch_size_per_gpu"] == 3
+    assert facts["config"]["zero_optimization"]["stage"] == (stage or 2)
+    assert guest.seen["config_files"] == [str(file)]
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_loader_tells_the_samples_of_its_batches_and_whether_each_step_has_one(
+    n_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an evaluation draws says nothing of the samples of a step."""
+    guest, data = fresh_guest(), torch.utils.data.dataloader
+    draw = around(data._BaseDataLoaderIter.__next__, guest._note_draw)
+    monkeypatch.setattr(data._BaseDataLoaderIter, "__next__", draw)
+    trains, evaluates, plain = (
+        data.DataLoader(range(12), batch_size=size, num_workers=n_workers) for size in (2, 3, None)
+    )
+    unused = data.DataLoader(range(12), batch_size=4)
+    for step, batch in enumerate(trains):
+        assert len(batch) == 2
+        if step % 2 == 0:
+            assert [len(one) for one in evaluates] == [3] * 4
+            assert len([*plain]) == 12
+        guest.on_step()
     assert guest.seen["loader_batches"] == [2, 3]
+    assert guest.seen["step_batches"] == [2]
+    assert unused.batch_size not in guest.seen["loader_batches"]
+    for _ in range(2):  # the first has seen the end of the epoch, the second no loader
+        guest.on_step()
+    assert guest.seen["step_batches"] == []
 
 
 def test_recomputation_is_seen_whichever_way_torch_does_it(

@@ -58,7 +58,8 @@ def is_ds_config(data: Mapping[Any, Any], *, is_json: bool, is_named: bool = Tru
     if any(_tells(name, value) for name, value in data.items()):
         return True
     is_weak = not is_named and not _OF_TRAINING.isdisjoint(data)
-    has_pair = any(_is_pair(data.get(name)) for name in ("optimizer", "scheduler"))
+    pairs = (data.get(name) for name in ("optimizer", "scheduler"))
+    has_pair = any(isinstance(one, Mapping) and {"type", "params"} <= one.keys() for one in pairs)
     if is_json and "train_batch_size" in data and (has_pair or not is_weak):
         return True
     if not data or is_weak:
@@ -146,10 +147,6 @@ def _tells(name: Any, value: Any) -> bool:
     if name in SECTIONS:
         return isinstance(value, Mapping) and holds_its_keys(name, value)
     return True
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"type", "params"} <= value.keys()
 
 
 def _is_misspelt(name: Any, value: Any, *, is_json: bool = True) -> bool:
