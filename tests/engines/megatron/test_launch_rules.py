@@ -134,6 +134,7 @@ def test_messages_name_flags_and_nothing_of_ours(rule, flags):
     for violation in found:
         names = set(_IDENTIFIER.findall(f"{violation.message}; {violation.fix}"))
         assert not names - _OF_VALUES, violation
+        assert "{" not in violation.message + violation.fix
         assert "recompute=" not in violation.fix
 
 
