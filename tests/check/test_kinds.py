@@ -55,6 +55,7 @@ def judged(folder: Path, text: str):
     (folder / "run.sh").write_text(text)
     (report,) = check_file(folder / "run.sh", CheckFlags(megatron_release="0.16"))
     found = {one.violation.rule for one in report.found if one.violation.level == "error"}
+    assert not [one for one in report.found if "{" in one.violation.message + one.violation.fix]
     open_ = " ".join(map(str, report.not_judged))
     return report.would_run(fixed=False), found, open_.replace("megatron-path", "")
 
@@ -129,7 +130,10 @@ def judged(folder: Path, text: str):
          "--parallelism.tensor_parallel_degree=3", "world.degrees"),
         (f"{TITAN} --parallelism.pipeline_parallel_degree 4 --training.local_batch_size 2",
          "batch.stages"),
-        (f"{TITAN} --training.seq_len 1001", "sequence.shares"),
+        (f"{TITAN} --training.seq_len 1002 --parallelism.data_parallel_shard_degree 2 "
+         "--parallelism.context_parallel_degree 4", "sequence.shares"),
+        (f"{TITAN} --training.seq_len 1001 --parallelism.data_parallel_shard_degree 4 "
+         "--parallelism.tensor_parallel_degree 2", "sequence.shares"),
         (f"{SEVERAL}srun python {NEMO}", "environment.lightning"),
         ("python3 -m verl.trainer.main_ppo actor.megatron.tensor_model_parallel_size=3 "
          "rollout.tensor_model_parallel_size=4 trainer.nnodes=1 trainer.n_gpus_per_node=8",
@@ -162,6 +166,10 @@ def test_a_launch_of_megatron_is_refused_for_every_value_of_what_is_not_known(
         (f"{VERL} trainer.n_gpus_per_node=4", "what the line does not override"),
         (f"{EASY}.ulysses_size=2", "EasyR1's other checks"),
         (TITAN, "torchtitan's other checks"),
+        (f"{TITAN} --training.seq_len 1001", "torchtitan's other checks"),
+        (f"{TITAN} --parallelism.data_parallel_shard_degree -1 --training.batch_size 32 "
+         "--parallelism.pipeline_parallel_degree 4 --parallelism.pipeline_parallel_schedule 1F1B "
+         "--parallelism.pipeline_parallel_microbatch_size 4", "torchtitan's other checks"),
         (f"{EASY.replace('easy', 'gone')}.global_batch_size=24", "does not override"),
         (f"{SLIME} 8 --kl-coef 0.1", "what the line does not give"),
         (f"{SLIME} 16 --debug-rollout-only", "what the line does not give"),
@@ -319,9 +327,12 @@ def test_what_is_not_known_of_a_launch_of_deepspeed_is_said(tmp_path, monkeypatc
         f"source env/bin/activate\nN=${{N:-4}}\n{FOUR.replace('4', '$N', 1)}",
         f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-node=4\nsrun -N 1 -n 1 {FOUR}",
         *(
-            "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\nsrun "
+            f"#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\n{exported}srun "
             f"{bound}bash -c 'RANK=$SLURM_PROCID LOCAL_RANK={local} python {SCRIPT}'"
-            for bound, local in (("", "0"), ("--gpu-bind=none ", "$SLURM_LOCALID"))
+            for exported, bound, local in (
+                *(("", "", "0"), ("", "--gpu-bind=none ", "$SLURM_LOCALID")),
+                ("export SLURM_GPU_BIND=none\n", "", "$SLURM_LOCALID"),
+            )
         ),
         "#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=1\n"
         f"srun {FOUR.replace('4', f'1 --nnodes $SLURM_NTASKS {MEETS}', 1)}",

@@ -318,7 +318,7 @@ def ranks_of(
         nodes=nodes,
         gpus=slurm.gpus_per_node(step) or gpus,
     )
-    seen = slurm.gpus_of_task(step) if tasks else None
+    seen = slurm.gpus_of_task(step) if tasks and "SLURM_GPU_BIND" not in variables else None
     if seen and (parts.kind or "SLURM_LOCALID" in variables.get("LOCAL_RANK", "")):
         ranks = replace(ranks, gpus=seen * (tasks_per_node or 1) if parts.kind else seen)
     name = PurePath(next(iter(words[parts.script_at :]), "")).name
@@ -336,17 +336,14 @@ def ranks_of(
             ports = (ranks_of(its, within=by, variables=given).port for its, by, given in beside)
             ranks = replace(ranks, port=port, is_taken=port > 0 and port in ports)
         if parts.kind == "torchrun" and is_read:
-            why = _unmet(_with_variables(given, variables), ranks)
-            ranks = replace(ranks, unmet=why)
+            ranks = replace(ranks, unmet=_unmet(_with_variables(given, variables), ranks))
         hostfile = text_of(str(given.get("hostfile", "")))
         if hostfile and parts.kind == "deepspeed":
             why = _unlisted(hostfile, given)
             ranks = replace(ranks, unlisted=why, reaches_nodes="no_ssh" not in given)
             ranks = ranks if why else ranks.of(*_on_hosts(_hosts_of(hostfile), given))
         else:
-            ranks = ranks.of(
-                *ranks_by(parts.kind, given, variables, default=1 if is_read else None)
-            )
+            ranks = ranks.of(*ranks_by(parts.kind, given, variables, 1 if is_read else None))
         return replace(ranks, default=_defaults_in(words, parts, defaults or {}))
     if name == TRL:  # what it does not know itself, it hands to `accelerate launch`
         ranks = ranks.of(*ranks_by("accelerate", dict(flags_of(words[parts.script_at :]))))
@@ -375,8 +372,8 @@ def ranks_of(
 
 def _port_of(kind: str, given: Mapping[str, Any], variables: Mapping[str, str]) -> int:
     """As of `Ranks.port`; torch/distributed/run.py: get_rdzv_endpoint."""
-    known = {"nnodes": 1, "rdzv_backend": "static", "master_port": 29500, **given}
-    known = _with_variables(known, variables) if kind == "torchrun" else known
+    flags = _with_variables(given, variables) if kind == "torchrun" else given
+    known = {"nnodes": 1, "rdzv_backend": "static", "master_port": 29500, **flags}
     is_static = (known["nnodes"], known["rdzv_backend"]) == (1, "static")
     is_one = is_static and {"standalone", "rdzv_endpoint"}.isdisjoint(known)
     port = known["master_port"]

@@ -24,7 +24,7 @@ from autotune.base.flags import flag
 from autotune.base.nested import Unknown
 from autotune.base.text import line_of, named
 from autotune.base.user_text import read_text
-from autotune.engines.launches import slurm
+from autotune.engines.launches import PROGRAMS, slurm
 from autotune.engines.launches.files import DATA_SUFFIXES, SHELL_SUFFIXES, is_shell, text_near
 from autotune.engines.launches.jobs import commands_of_job
 from autotune.engines.launches.shell_syntax import (
@@ -81,8 +81,8 @@ _SUBMITTERS = ("kubectl", "sky", "sed", "envsubst")
 _ALL_GIVEN = {"$@", "$*"}
 _COPIERS = ("cp", "mv", "tee")
 """Commands that write the last file that they are given."""
-_WAITS = ("wait", "fg", "kill", "pkill", "killall")
-"""Commands after which those in the background may have ended."""
+_QUICK = frozenset(("", *DECLARES, *PROGRAMS["ends_at_once"]))
+"""Commands that end at once; behind all others those in the background may have ended, too."""
 _ELSEWHERE = ("ssh", "pdsh", "clush", "tmux", "screen")
 """Commands whose last word is a text for a shell: of another machine, or another terminal."""
 _READ_COMMANDS = (*_SHELLS, "ssh", "sbatch")
@@ -166,7 +166,7 @@ class Command:
     written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
     beside: tuple["Command", ...] = ()
-    """Those in the background, for which nothing has waited."""
+    """Those in the background that cannot have ended before it starts."""
     blank_in: str = ""
     """Where it ends in a backslash and a blank, which is a word of its own; empty: nowhere."""
 
@@ -376,6 +376,7 @@ class _Reader:
         """Take all commands of a file, and those of functions that it does not call itself."""
         with self._shell():
             self.read(chars, path, within)
+            self._beside = ()
             for name, function in reversed([*self._functions.items()]):
                 if name not in self._called and function.path == path:
                     given = {**self._doubted(), "@": Value()}
@@ -458,11 +459,11 @@ class _Reader:
         elif node.name == "{":
             return self._list(node.lines)
         elif node.name in ("(", "&"):
-            n_commands = len(self.commands)
+            n_commands, beside = len(self.commands), self._beside
             with self._shell():
                 self._list(node.lines)
             if node.name == "&":
-                self._beside = (*self._beside, *self.commands[n_commands:])
+                self._beside = (*beside, *self.commands[n_commands:])
         elif node.name in LOOPS:
             n_ends, self._n_loops = len(self._ends), self._n_loops + 1
             try:
@@ -626,7 +627,8 @@ class _Reader:
             except _End as end:
                 branch.ends = end.name == "exit" or not (self._here.is_function or self._n_loops)
                 self._ends += [end] * (runs is not False and not branch.ends)
-        self._is_branch, self._beside = is_branch, beside
+        self._is_branch = is_branch
+        self._beside = beside if self._beside[: len(beside)] == beside else ()
         return branch
 
     def _merge(self, branches: Iterable[_Branch], why: str, *, is_all: bool = False) -> None:
@@ -682,6 +684,8 @@ class _Reader:
         with self._lent(assigned) if is_lent else contextlib.nullcontext():
             if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
                 self._runs(fields)
+        if name not in (*_QUICK, *self._functions) and not ASSIGNS.match(name):
+            self._beside = ()
         if name == "exec" and len(fields) > n_set + 1:
             raise _End("exit", "")
         self._document(fields, files)
@@ -690,7 +694,8 @@ class _Reader:
         return _TRUTHS.get(name, _OPEN)
 
     def _lose(self, line: str) -> None:
-        """Let all variables differ, for what a line says."""
+        """Let all variables differ, for what a line says, and what goes on in the background."""
+        self._beside = ()
         if line not in self._gone or self._n_left > 0:
             self._variables.update(self._doubted())
         self._gone += [line] * (line not in self._gone)
@@ -1031,7 +1036,6 @@ class _Reader:
         blank_in = ""
         if rest[-1].raw[:1] == "\\" and texts[-1].isspace():
             blank_in = str(here.path) if self._file else self._line(rest[-1].place)
-        self._beside = () if texts[0] in _WAITS else self._beside
         command = Command(
             words=words,
             start=fields[0].place if fields[0].place >= 0 else self._place,

@@ -105,20 +105,19 @@ def clash(
         name: The rule's name; several rows of one subject may share it.
         when: A condition of arguments and of `world`, as `holds` takes it.
         message: What is wrong; ` {name}` stands for a value.
-        fix: What mends it.
+        fix: What mends it; values stand in it, too.
         source: The function of Megatron's that checks it.
         since: The first release that checks it; empty: all do.
         consequence: What Megatron does with it.
     """
 
     def asked(launch: MegatronLaunch) -> Answer:
-        is_checked = not since or is_at_least(launch.release, since)
-        if not (is_checked and holds(when, partial(_fact, launch))):
-            return None
-        return filled(message, partial(_fact, launch)), fix
+        fact = partial(_fact, launch)
+        is_broken = (not since or is_at_least(launch.release, since)) and holds(when, fact)
+        return (filled(message, fact), filled(fix, fact)) if is_broken else None
 
     source = f"{source}: {when.split()[0]}"
-    says = f"{_VALUE.sub('', message)}. Fix: {fix}."
+    says = _VALUE.sub("", f"{message}. Fix: {fix}.")
     return argument_rule(name, source, consequence, says)(asked)
 
 

@@ -73,6 +73,7 @@ def test_every_rule_of_arguments_has_a_line_that_breaks_it():
     of_lines = {rule for *_, broken in DATA["test_a_line_breaks_these_rules"] for rule in broken}
     missing = {rule.name for rule in ARGUMENT_RULES} - set(BROKEN)
     assert missing - of_lines == OTHERWISE
+    assert not [rule.name for rule in ARGUMENT_RULES if "{" in rule.says]
 
 
 @pytest.mark.parametrize("release", ["0.16", "0.17", "0.18", "0.19", "0.20"])
@@ -134,6 +135,7 @@ def test_messages_name_flags_and_nothing_of_ours(rule, flags):
     for violation in found:
         names = set(_IDENTIFIER.findall(f"{violation.message}; {violation.fix}"))
         assert not names - _OF_VALUES, violation
+        assert "{" not in violation.message + violation.fix
         assert "recompute=" not in violation.fix
 
 

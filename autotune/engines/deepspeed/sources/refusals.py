@@ -216,15 +216,13 @@ def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
     known = _NAMES.get(reader, {"names": ()})
     for name in sorted(source.arguments.keys() - known["names"]):
         near = misspelt(name.removeprefix("--"), known["names"])
-        if near is None or near in source.arguments:
-            continue
-        if name in source.line.arguments and near.startswith(name):  # argparse takes it
+        is_short = name in source.line.arguments and (near or "").startswith(name)
+        if near is None or near in source.arguments or is_short:  # argparse takes it
             continue
         if script is None or name not in read_text(script):
             fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
             facts = {"name": name, "reader": reader, "near": near, "fix": fix}
-            consequence = known["consequence"]
-            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
+            yield violation_of("file.misspelt_argument", consequence=known["consequence"], **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
@@ -246,7 +244,9 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     own_defaults, is_own = source.own_defaults, program == reader in _MADE
     is_default = is_own or name not in _MADE.get(reader, (name,))
     is_default |= own_defaults is not None and name not in own_defaults
-    if is_open or (value is None and (name == "world" or not is_default)):
+    known = _NAMES.get(reader or "Trainer", {"names": ()})["names"]
+    is_short = any(map(name.startswith, source.line.arguments.keys() - known))  # argparse takes it
+    if is_open or (value is None and (name == "world" or is_short or not is_default)):
         raise UnknownFactError(name)
     defaults = _OWN_DEFAULTS.get(reader, {}) if is_own else defaults_of(reader)
     return defaults.get(name) if value is None else value
