@@ -36,12 +36,13 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
-from autotune.engines.launches.line import Ranks, VisibleDevices
+from autotune.engines.launches.line import TRL, Ranks, VisibleDevices, typed
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
 
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
-"""Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
+"""Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words; `since`
+when, where older releases take it."""
 _MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
@@ -49,6 +50,7 @@ _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names
 """Program -> names of its arguments, in all releases, and what it does with another one."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that spread a model over all devices that a rank sees."""
+_SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
@@ -180,8 +182,9 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     arguments = source.arguments
     is_swifts = PurePath(source.line.script).name == "swift"
     reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
-    others = ("TRL", "Trainer")[reader in _MADE :]  # such a program checks TRL's itself
-    others = others if source.consumer is Consumer.TRAINER else ()
+    samples = _compares_samples(source)
+    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in _MADE)
+    others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
     yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
@@ -196,24 +199,34 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
             continue
         if not is_refused:
             continue
+        since = f" since {row['since']}" if "since" in row else ""
         at_stage = "zero_optimization.stage=3" in when
         beside = row.get("beside") or ("ZeRO stage 3" if at_stage else "DeepSpeed")
         yield violation_of(
             "file.program_refuses",
             name,
+            consequence=_surely(not since and (program != _SAMPLERS or bool(samples))),
             name=name,
             value=shown(name, value_of(name)),
-            reader=program,
+            reader=program + since,
             beside=filled(beside, value_of),
             way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
         )
 
 
+def _compares_samples(source: Source) -> bool | None:
+    """Whether TRL's GRPO or RLOO trains; None: nothing tells."""
+    line, script = source.line, source.script
+    if PurePath(line.script).name == TRL:
+        return f"{line.command.upper()}Config" in _SAMPLING
+    return None if script is None else any(reads_name(script, one) for one in _SAMPLING)
+
+
 def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
     """Arguments that a program does not have, and that are like one of its own."""
-    script, is_parsed = source.script, source.own_defaults is not None
-    reader = reader or ("Trainer" if script is not None and is_parsed else "")
-    known = _NAMES.get(reader, {"names": ()})
+    script, known = source.script, _NAMES.get(reader)
+    if known is None or known.get("unless") in source.line.set:
+        return
     for name in sorted(source.arguments.keys() - known["names"]):
         near = misspelt(name.removeprefix("--"), known["names"])
         if near is None or near in source.arguments:
@@ -223,8 +236,7 @@ def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
         if script is None or name not in read_text(script):
             fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
             facts = {"name": name, "reader": reader, "near": near, "fix": fix}
-            consequence = known["consequence"]
-            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
+            yield violation_of("file.misspelt_argument", consequence=known["consequence"], **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
@@ -237,6 +249,7 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     """
     value = {
         _STAGE: look_up(source.config, _STAGE) or 0,
+        **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
         "world": source.world,
         "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
