@@ -34,11 +34,10 @@ def main() -> None:
     recorded[reader]["names"] = sorted({*recorded[reader]["names"], *found})
     parts = []
     for name, of in recorded.items():
+        facts = "".join(f'  "{one}": "{of[one]}",\n' for one in of if one != "names")
         names = textwrap.fill(", ".join(map(json.dumps, of["names"])), 97)
-        parts.append(
-            f' "{name}": {{\n  "consequence": "{of["consequence"]}",\n  "names": [\n'
-            f"{textwrap.indent(names, '   ')}\n  ]\n }}"
-        )
+        shown = textwrap.indent(names, "   ")
+        parts.append(f' "{name}": {{\n{facts}  "names": [\n{shown}\n  ]\n }}')
     RECORDED.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 

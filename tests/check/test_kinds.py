@@ -254,6 +254,8 @@ def test_what_is_not_known_of_a_launch_of_megatron_is_said(tmp_path, monkeypatch
         (f"{RLHF}_sft --train.batch_size 256 --train.micro_batch_size 3", "batch.product"),
         (f"{RLHF}_sft --train_batch_size 256 --micro_train_batch_size 4 --ring_attn_size 2",
          "file.program_refuses"),
+        ("USE_MEGATRON_BRIDGE=1 FORCE_TORCHRUN=1 llamafactory-cli train factory.yaml",
+         "file.program_refuses"),
         ("python -m openrlhf.cli.train_ppo_ray --train_batch_size 128 --micro_train_batch_size 4 "
          "--colocate_all_models --vllm_num_engines 3", "file.program_refuses"),
         ("deepspeed --num_gpus 4 pretrain_gpt.py --deepspeed --deepspeed_config plain.json "
@@ -468,18 +470,21 @@ def test_words_that_a_program_refuses_are_told_and_not_what_it_takes(
 
 
 @pytest.mark.parametrize(
-    ("program", "clash", "mend"),
-    [(name, *case) for name, cases in DATA["REFUSED"].items() for case in cases],
+    ("program", "clash", "mend", "level"),
+    [(name, *case, "error")[:4] for name, cases in DATA["REFUSED"].items() for case in cases],
 )
-def test_what_a_program_refuses_is_told_and_not_what_it_takes(tmp_path, program, clash, mend):
+def test_what_a_program_refuses_is_told_and_not_what_it_takes(
+    tmp_path, program, clash, mend, level
+):
     for given, is_refused in ((clash, True), ({**clash, **mend}, False)):
         settings = {**DATA["SETTINGS"][program], **given, "deepspeed": "ds.json"}
         stage = settings.pop("zero", 2)
         (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
         (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
         (report,) = check_file(tmp_path / "settings.yaml", CheckFlags(world=2))
-        rules = {one.violation.rule for one in report.found}
-        assert ("file.program_refuses" in rules) == is_refused
+        found = [one.violation for one in report.found]
+        levels = {one.level for one in found if one.rule == "file.program_refuses"}
+        assert levels == ({level} if is_refused else set())
 
 
 BLOCKED = """

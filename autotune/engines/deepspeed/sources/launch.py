@@ -73,8 +73,10 @@ class LaunchLine:
     """Whether `accelerate launch` is told to."""
     launcher_flags: Mapping[str, Any] = field(default_factory=dict)
     """The launcher's flags."""
-    set: frozenset[str] = frozenset()
-    """Names of the variables before it."""
+    command: str = ""
+    """The first word behind the script: `grpo` of `trl grpo`."""
+    set: Mapping[str, str] = field(default_factory=dict)
+    """The variables before it."""
     visible: VisibleDevices | None = None
     """The devices that a variable before it or a flag of `accelerate launch` leaves visible."""
     accelerator: str | None = None
@@ -127,7 +129,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
             script = {f"--{name}": value for name, value in script.items()}
         script |= dict(_settings(to_script))
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
-    is_cpu = by_accelerate and launcher.get("cpu") is True
+    accelerates = launcher if by_accelerate else {}
     before = {**around.get("variables", {}), **assigned(words[: parts.script_at])}
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
@@ -147,21 +149,18 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         script=name,
         layout=layout,
         split=split,
-        plugin={
-            name: launcher[name]
-            for name in (*FLAGS, *OF_NODES)
-            if by_accelerate and name in launcher
-        },
-        uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
+        plugin={one: accelerates[one] for one in (*FLAGS, *OF_NODES) if one in accelerates},
+        uses_deepspeed=bool(accelerates.get("use_deepspeed")),
         launcher_flags=launcher,
-        set=frozenset(before),
-        visible=visible_devices(launcher if by_accelerate else {}, before),
-        accelerator="cpu" if is_cpu else accelerator_in(before),
+        command=next(iter(to_script), ""),
+        set=before,
+        visible=visible_devices(accelerates, before),
+        accelerator="cpu" if accelerates.get("cpu") is True else accelerator_in(before),
         ranks=ranks_of(words, **{**around, "variables": before}),
         n_nodes=count_in(launcher, "num_machines"),
         arguments=script,
         config=config,
-        accelerate_config=text_or_none(launcher.get("config_file")) if by_accelerate else None,
+        accelerate_config=text_or_none(accelerates.get("config_file")),
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
         named=_named_file(to_script, script) if config is None and trains else None,

@@ -36,12 +36,12 @@ from autotune.engines.deepspeed.sources.script import (
 )
 from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
-from autotune.engines.launches.line import Ranks, VisibleDevices
+from autotune.engines.launches.line import TRL, Ranks, VisibleDevices, typed
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
 
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
-"""Program -> arguments that it refuses: a condition (`space.rule.holds`), and its words."""
+"""Program -> arguments that it refuses: a condition (`holds`), words, and since when alone."""
 _MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
@@ -49,6 +49,7 @@ _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names
 """Program -> names of its arguments, in all releases, and what it does with another one."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that spread a model over all devices that a rank sees."""
+_SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
 _ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
@@ -111,11 +112,10 @@ def _of_scripts(source: Source) -> Iterator[Violation]:
 
 def _of_megatron(source: Source, name: str) -> Any:
     """A flag of Megatron-DeepSpeed's line, or what its configuration and its ranks say."""
-    key = "zero_optimization.offload_optimizer.device"
     value = {
         **source.config,
         "stage": look_up(source.config, _STAGE),
-        "offload": look_up(source.config, key),
+        "offload": look_up(source.config, "zero_optimization.offload_optimizer.device"),
         "moe_expert_parallel_size": 1,
         "ranks": source.line.ranks.world,
         "stages": source.layout.pp,
@@ -177,51 +177,56 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     """Arguments that Trainer or the program around it refuses, and what of them is not known."""
     if source.consumer is not Consumer.TRAINER and source.reader != openrlhf.READER:
         return
-    arguments = source.arguments
     is_swifts = PurePath(source.line.script).name == "swift"
-    reader = source.reader or trainer_of(arguments) or (SWIFT if is_swifts else "")
-    others = ("TRL", "Trainer")[reader in _MADE :]  # such a program checks TRL's itself
-    others = others if source.consumer is Consumer.TRAINER else ()
+    reader = source.reader or trainer_of(source.arguments) or (SWIFT if is_swifts else "")
+    samples = _compares_samples(source)  # those of `_MADE` check TRL's arguments themselves
+    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in _MADE)
+    others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
     yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
-        first, when = row["when"].split()[0], row["when"]
-        name = row.get("name") or first.partition("=")[0]
+        name = row.get("name") or row["when"].split()[0].partition("=")[0]
         value_of = partial(_argument, source, reader, program)
         try:
-            is_refused = holds(when, value_of)
+            if not holds(row["when"], value_of):
+                continue
         except UnknownFactError as error:
-            if arguments.get(name) and str(error) not in (_STAGE, name):
+            if source.arguments.get(name) and str(error) not in (_STAGE, name):
                 yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
             continue
-        if not is_refused:
-            continue
-        at_stage = "zero_optimization.stage=3" in when
-        beside = row.get("beside") or ("ZeRO stage 3" if at_stage else "DeepSpeed")
+        since = f" since {row['since']}" if "since" in row else ""
         yield violation_of(
             "file.program_refuses",
             name,
+            consequence=_surely(not since and (program != _SAMPLERS or bool(samples))),
             name=name,
             value=shown(name, value_of(name)),
-            reader=program,
-            beside=filled(beside, value_of),
-            way=row.get("way") or ("take another stage than 3" if at_stage else "DeepSpeed"),
+            reader=program + since,
+            beside=filled(row.get("beside", "DeepSpeed"), value_of),
+            way=row.get("way", "DeepSpeed"),
         )
+
+
+def _compares_samples(source: Source) -> bool | None:
+    """Whether TRL's GRPO or RLOO trains; None: nothing tells."""
+    line, script = source.line, source.script
+    if PurePath(line.script).name == TRL:
+        return f"{line.command.upper()}Config" in _SAMPLING
+    return None if script is None else any(reads_name(script, one) for one in _SAMPLING)
 
 
 def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
     """Arguments that a program does not have, and that are like one of its own."""
-    script, is_parsed = source.script, source.own_defaults is not None
-    reader = reader or ("Trainer" if script is not None and is_parsed else "")
-    known = _NAMES.get(reader, {"names": ()})
-    for name in sorted(source.arguments.keys() - known["names"]):
-        near = misspelt(name.removeprefix("--"), known["names"])
-        is_short = name in source.line.arguments and (near or "").startswith(name)
-        if near is None or near in source.arguments or is_short:  # argparse takes it
+    script, known = source.script, _NAMES.get(reader, {})
+    names = () if known.get("unless") in source.line.set else known.get("names", ())
+    for name in sorted(source.arguments.keys() - names):
+        near = misspelt(name.removeprefix("--"), names) or ""
+        is_short = name in source.line.arguments and near.startswith(name)  # argparse takes it
+        if not near or near in source.arguments or is_short:
             continue
         if script is None or name not in read_text(script):
             fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-            facts = {"name": name, "reader": reader, "near": near, "fix": fix}
+            facts: dict[str, Any] = {"name": name, "reader": reader, "near": near, "fix": fix}
             yield violation_of("file.misspelt_argument", consequence=known["consequence"], **facts)
 
 
@@ -235,6 +240,7 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     """
     value = {
         _STAGE: look_up(source.config, _STAGE) or 0,
+        **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
         "world": source.world,
         "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
@@ -244,7 +250,7 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     own_defaults, is_own = source.own_defaults, program == reader in _MADE
     is_default = is_own or name not in _MADE.get(reader, (name,))
     is_default |= own_defaults is not None and name not in own_defaults
-    known = _NAMES.get(reader or "Trainer", {"names": ()})["names"]
+    known = _NAMES.get(reader, {"names": source.line.arguments})["names"]
     is_short = any(map(name.startswith, source.line.arguments.keys() - known))  # argparse takes it
     if is_open or (value is None and (name == "world" or is_short or not is_default)):
         raise UnknownFactError(name)
@@ -292,11 +298,10 @@ def device_violations(
     is_deepspeeds = ranks.launcher == "deepspeed"
     program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
-        value: Any = visible.names
-        facts = {"name": visible.source, "value": value, "reader": "ms-swift"}
+        facts: dict[str, Any] = {"name": visible.source, "reader": "ms-swift"}
         facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"
-        way = f"set NPROC_PER_NODE={visible.count}"
-        yield violation_of("file.program_refuses", way=way, **facts)
+        facts |= {"value": visible.names, "way": f"set NPROC_PER_NODE={visible.count}"}
+        yield violation_of("file.program_refuses", **facts)
     elif program == "llamafactory-cli" and ranks.world == 1 and "FORCE_TORCHRUN" not in line.set:
         facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
         facts["beside"] = "one device, for which it starts no torchrun"
@@ -312,8 +317,8 @@ def device_violations(
         yield of_misfit(misfit("named_and_counted", named=filters[0], counted=others[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
         row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
-        seen = {"source": visible.source, "names": visible.names}
-        yield of_misfit(misfit(row, "ignored", flag=flag, **seen))
+        seen, names = visible.source, visible.names
+        yield of_misfit(misfit(row, "ignored", flag=flag, source=seen, names=names))
 
 
 def of_misfit(one: Misfit) -> Violation:

@@ -486,8 +486,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     defaults = None if script is None else own_defaults(script)
     line_arguments = line.arguments
     if made_there is not None:
-        is_open = made_there.unknown is None
-        given_there = line.arguments if is_open else {}
+        given_there = line.arguments if made_there.unknown is None else {}
         defaults, line_arguments = made_there.unknown, {**given_there, **made_there.known}
     arguments = {**section.arguments, **line_arguments}
     if script is not None and defaults is not None and not line.open_words:
@@ -708,8 +707,7 @@ def _consumer(
         )
         if key and script is None:
             return Consumer.TRAINER, f"{_AUTO_TELLS} {key}, which accelerate alone refuses"
-        by_line = line.consumer is not None
-        return Consumer.ACCELERATE, "the launch line" if by_line else f"{file.path}"
+        return Consumer.ACCELERATE, f"{file.path}" if line.consumer is None else "the launch line"
     where = section.because and f"{section.because}; "
     if evidence := auto_that_tells(section.config):
         return Consumer.TRAINER, f"{where}{_AUTO_TELLS} {evidence}"
