@@ -131,7 +131,7 @@ def test_hjson_is_read_with_a_package_of_deepspeed_s(python: Path, folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("model", "package"), [("other.json", "torch"), ("llama-3.1-8b --lora-rank 8", "peft")]
+    ("model", "package"), [("other.json", "torch"), ("gpt2 --lora-rank 8", "peft")]
 )
 def test_a_model_that_has_to_be_built_names_its_package(
     model: str, package: str, python: Path, folder: Path
@@ -146,6 +146,8 @@ def test_python_plans_without_torch(python: Path, folder: Path) -> None:
     code = (
         "import autotune, sys; found = autotune.plan(model='llama-3.1-8b', seq_len='8k', "
         "global_batch=64, world=8, gpu='H100', space='smoke'); assert found.best; "
+        "assert autotune.plan(model='llama-3.1-8b', lora_rank=8, gpu='H100', seq_len=64, world=8, "
+        "global_batch=8, space='smoke').best; "
         "assert autotune.check('ds_config.json').passes; "
         "assert len(autotune.load('demo')); "
         "sys.exit('torch' in sys.modules)"
