@@ -45,7 +45,7 @@ def lines(text: str) -> str:
 
 
 def visible(text: str, *, whole: str = "") -> str:
-    """A text with the escape of whatever acts or cannot be seen, but for the `whole` ones."""
+    """A text on one line, with whatever acts or cannot be seen escaped, but for the `whole`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -227,6 +227,7 @@ def _ways(
     of_rule = Choice(changes=violation.changes, moves=violation.moves)
     ways: dict[str, tuple[Choice, str]] = {}
     for way in (of_rule, *violation.choices):
+        # Whether it changes anything; to Python alone, 16.0 is 16 and 1 is True.
         acts = any(True for _ in _pieces(config, way.changes))
         if acts and (written := terms.words(config, way.changes, way.moves)):
             first, words = ways.get(repr(way.changes), (way, written))

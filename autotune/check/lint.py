@@ -385,9 +385,8 @@ class _Wishes:
     def _place_of_argument(self, violation: Violation) -> TextPlace | None:
         """Place of an argument in the file that holds them; None: it does not stand there."""
         path, at = self._source.arguments_path, self._source.arguments_at
-        if path is None or not path.is_file() or not violation.at:
-            return None
-        if violation.at[0] in self._source.line.arguments:
+        at_line = self._source.line.arguments.keys() & violation.at[:1]
+        if path is None or not path.is_file() or not violation.at or at_line:
             return None
         is_yaml = path.suffix in (".yaml", ".yml")
         found = places_in(read_text(path), at, "yaml" if is_yaml else "json").of(violation)

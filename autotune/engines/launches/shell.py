@@ -684,7 +684,8 @@ class _Reader:
         with self._lent(assigned) if is_lent else contextlib.nullcontext():
             if fields and not self._sets(fields) and not self._sources(fields[n_set:]):
                 self._runs(fields)
-        if name not in (*_QUICK, *self._functions) and not ASSIGNS.match(name):
+        is_quick = name in _QUICK or name in self._functions
+        if not is_quick and not ASSIGNS.match(name):
             self._beside = ()
         if name == "exec" and len(fields) > n_set + 1:
             raise _End("exit", "")

@@ -469,11 +469,11 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
     if script is None:
-        if (named := _settings_of_script(words, path, release)) is None:
+        if (launch := _settings_of_script(words, path, release)) is None:
             return None
         ranks = ranks_of(words, **around)
-        ranks = ranks if ranks.world else named.ranks
-        return replace(named, variables=variables, ranks=ranks)
+        ranks = ranks if ranks.world else launch.ranks
+        return replace(launch, variables=variables, ranks=ranks)
     is_swift = swift is not None
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
@@ -610,8 +610,8 @@ def _script_at(words: Sequence[str]) -> int | None:
     if (swift := _swift_at(words)) is not None:
         return swift
     parts = parts_of(words)
-    named = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
-    script = next(named, parts.script_at)
+    scripts = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
+    script = next(scripts, parts.script_at)
     if script == len(words):
         return None
     name = PurePath(words[script]).name
