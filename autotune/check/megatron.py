@@ -52,6 +52,8 @@ class MegatronReport(CheckReport):
     """Why that one; empty: somebody named it, or it is installed."""
     trains_without: str = ""
     """The program that trains without Megatron Core; empty: Megatron Core trains."""
+    model: str = ""
+    """The preset whose sizes were taken, as the launch names it; empty: none."""
 
     @property
     def about(self) -> str:
@@ -59,9 +61,10 @@ class MegatronReport(CheckReport):
         world = "?" if self.world is None else self.world
         because = f" ({self.release_because})" if self.release_because else ""
         reader = f"Megatron-LM, Megatron Core {self.release}{because}"
+        sizes = f", sizes of {self.model}" if self.model else ""
         return (
             f"{self.source.path}: read by {self.trains_without or reader}, world {world}"
-            f" ({self.world_because}){self.without_words}"
+            f" ({self.world_because}){sizes}{self.without_words}"
         )
 
     @property
@@ -131,6 +134,7 @@ def check_launch(
         release=launch.release,
         release_because=launch.release_because,
         trains_without=launch.trains_without,
+        model=launch.model,
     )
 
 

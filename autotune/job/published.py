@@ -56,12 +56,15 @@ _SAME_SHAPE: dict[str, str] = _NAMES["same_shape"]
 letters and digits of the name."""
 STAGES_OF_TRAINING = re.compile(
     r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|fp8|bf16"
-    r"|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
+    r"|mcore|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
     r"(?=[-_ ]|$)",
     re.I,
 )
 """Parts of a name that say how a model was trained on, when, or how its weights are stored: its
 sizes stay the same."""
+
+_MIRRORS: list[str] = _NAMES["mirrors"]
+"""Owners of copies of others' repositories, under their names, on modelscope.cn."""
 
 _UNSAID: dict[str, str] = _NAMES["unsaid"]
 """How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
@@ -80,6 +83,7 @@ def preset_of_repository(repository: str) -> str | None:
     name without an owner may be any owner's, or the preset's in another case.
     """
     owner, _, name = repository.rpartition("/")
+    owner = "" if owner.lower() in _MIRRORS else owner
     wanted = _sizes_in(name)
     if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
         return preset

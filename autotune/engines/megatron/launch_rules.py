@@ -104,14 +104,13 @@ def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
 
 
 def _layout_violations(launch: MegatronLaunch, unknown_facts: set[str]) -> list[Violation]:
-    rows = rows_of(launch)
+    every = _ways_of(launch)
     facts: set[str] = set()
-    violations = [
-        _in_flags(found, launch)
-        for rule in _LAYOUT_RULES
-        if _is_asked(rule, rows)
-        for found in rule.violations(rows, facts)
-    ]
+    violations: list[Violation] = []
+    for rule in _LAYOUT_RULES:
+        found = [rule.violations(rows, facts) for rows in every if _is_asked(rule, rows)]
+        if found and all(found):
+            violations += [_in_flags(one, launch) for one in found[0]]
     lacking = {name for lacked in facts for name in lacked.split(", ")}
     for name, fact in (*_task_facts(launch), *_row_facts(launch)):
         try:
@@ -120,6 +119,22 @@ def _layout_violations(launch: MegatronLaunch, unknown_facts: set[str]) -> list[
         except UnknownFactError as error:
             unknown_facts.add(str(error))
     return violations
+
+
+def _ways_of(launch: MegatronLaunch) -> list[LayoutRows]:
+    """The layout of a launch; of one that does not tell what counts as a layer, each it may be."""
+    rows = rows_of(launch)
+    try:
+        _ends(launch)
+    except UnknownFactError:
+        n_layers, columns = getattr(rows.task, "n_layers", 0), rows.columns
+        ways = ((n_layers, 0), (n_layers, 1), (n_layers + 1, 0)) if n_layers else ()
+        tasks: list[Any] = [SimpleNamespace(**{**vars(rows.task), "n_layers": n}) for n, _ in ways]
+        return [
+            LayoutRows(task=task, columns={**columns, "ends_as_layers": np.array([ends])})
+            for task, (_, ends) in zip(tasks, ways, strict=True)
+        ] or [rows]
+    return [rows]
 
 
 def _is_asked(rule: Rule[LayoutRows], rows: LayoutRows) -> bool:

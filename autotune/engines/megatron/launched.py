@@ -51,6 +51,9 @@ from autotune.engines.megatron.flags import (
     releases,
     similar,
 )
+from autotune.engines.megatron.model_arguments import model_arguments
+from autotune.job.model import load_model
+from autotune.job.published import preset_of_repository
 from autotune.space.rule import UnknownFactError, Violation
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -180,6 +183,10 @@ class MegatronLaunch:
     """The one of `PROGRAMS_OF_FIELDS` that is started; empty: another."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Settings of that program, by their whole names; empty: they are not known."""
+    model: str = ""
+    """The preset that has the sizes of the model it names; empty: it names none that is known."""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that this model decides."""
     asked: int | None = None
     """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
@@ -206,6 +213,8 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
+        if argument in self.sizes:
+            return self.sizes[argument]
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
@@ -499,9 +508,14 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
-    rest = {}
+    rest, model = {}, ""
+    is_whole = is_swift or (bool(fields) and "configurations" in asked_of)
+    if is_overrides or is_swift:
+        model = _model_named({**dict(pairwise(words)), **_assigned(words), **fields})
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+    if is_swift and model and "settled" in rest:
+        rest["rest"] = tuple(_PROGRAMS["swift"]["rest"])
     if is_other and fields:
         rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
@@ -521,6 +535,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         variables=variables,
         program=program,
         fields=fields,
+        model=model,
+        sizes=_sizes_of(model, release, is_whole=is_whole) if model else {},
         asked=asked,
         start=command.words[script].start,
         release=release,
@@ -528,10 +544,42 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     )
 
 
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """The values of words of the form `name=value`."""
+    return dict(one.lstrip("+").split("=", 1) for one in words if "=" in one)
+
+
+def _model_named(given: Mapping[str, str]) -> str:
+    """The preset with the sizes of the model that settings or flags name; empty: none is known.
+
+    Of a path its last folder says the name; of a recipe, what stands before the training.
+    """
+    for name in _PROGRAMS["names_of_models"]:
+        text = given.get(name, "").rstrip("/")
+        is_path = text.startswith((".", "/", "~", "$")) or text.count("/") > 1
+        text = text.rpartition("/")[2] if is_path else text
+        if text and not UNKNOWN.search(text) and (found := preset_of_repository(text)):
+            return found
+    return ""
+
+
+@cache
+def _sizes_of(model: str, release: str, *, is_whole: bool) -> Mapping[str, Any]:
+    """Arguments that a preset decides, of those that sizes of a model are.
+
+    Layers are left out where a file that is not read may place them.
+    """
+    with suppress(JobError):  # Megatron's GPT model is no such one
+        arguments = model_arguments(load_model(model), seq_len=1)
+        usual, names = defaults(release), _PROGRAMS["sizes"][0 if is_whole else 1 :]
+        return {name: arguments.get(name, usual.get(name)) for name in names}
+    return {}
+
+
 def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping[str, str]]:
     """The `program` of a launch, and its `fields`, by the words from the script on."""
     is_open = any(UNKNOWN.match(one) and not PASSED_ON.fullmatch(one) for one in words)
-    given = dict(one.lstrip("+").split("=", 1) for one in words[1:] if "=" in one)
+    given = _assigned(words[1:])
     module = words[0].removesuffix(".py").replace("/", ".") if words else ""
     for name, program in PROGRAMS_OF_FIELDS.items():
         if program.get("flag") in {word.partition("=")[0] for word in words}:
