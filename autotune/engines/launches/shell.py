@@ -64,6 +64,10 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
+_NO_CHOICE = re.compile(
+    r"(?!.*\.(?:json|ya?ml)$)\S*\$(?:\{?\w+\}?[/:]\S*|\{?SLURM_\w+\}?)", re.DOTALL
+)
+"""A word that is a path to data or an address, or that Slurm says: which one changes no launch."""
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
@@ -1027,10 +1031,12 @@ class _Reader:
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         patterns = [one.pattern for one in rest]
-        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *assigned.values()]))
-        held_values = [(name, self._variables.get(name)) for name in names]
+        at, every = self._defaults, (*texts, *assigned.values())
+        named_in = [(one, name) for one in every for name in _VARIABLES.findall(one)]
+        held_values = [(one, self._variables.get(name)) for one, name in named_in]
         unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
-        if self._doubts or any(held is None for _, held in held_values):
+        open_ = [one for one, held in held_values if held is None and not _NO_CHOICE.fullmatch(one)]
+        if self._doubts or open_:
             unread += self._gone
         if self._may_be_written:
             unread += [self._may_be_written.get(os.path.normpath(one), "") for one in texts]

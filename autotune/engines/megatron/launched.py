@@ -94,6 +94,8 @@ _RANKS_OF_FILES = (("num_nodes", "nnodes"), ("devices", "n_gpus_per_node", "gpus
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
 _SWIFT_TRAINS = ("pt", "sft", "rlhf")
+_NEMO = ("nemo", ("llm",))
+"""The command of NeMo 2 that takes overrides of a recipe, and its first word."""
 _SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
 """Arguments that ms-swift has at another default than Megatron-LM."""
 _SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
@@ -468,8 +470,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         for word in command.words
         if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    swift = _swift_at(words)
-    at = parts_of(words).script_at if swift is None else swift
+    swift, nemo = _swift_at(words), _command_at(words, *_NEMO)
+    at = next((one for one in (swift, nemo) if one is not None), parts_of(words).script_at)
     program, fields = _settings_of_program(words[at:], path)
     is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
     overrides = [] if is_other else overrides
@@ -686,8 +688,13 @@ def _is_megatrons(words: Sequence[str], script: int) -> bool:
 
 def _swift_at(words: Sequence[str]) -> int | None:
     """Place of the word behind ms-swift's command, such as `sft`."""
+    return _command_at(words, _SWIFT, _SWIFT_TRAINS)
+
+
+def _command_at(words: Sequence[str], command: str, verbs: Sequence[str]) -> int | None:
+    """Place of the verb behind a command; None: the words are none of its trainings."""
     pairs = enumerate(pairwise(words), 1)
-    return next((at for at, (a, b) in pairs if a == _SWIFT and b in _SWIFT_TRAINS), None)
+    return next((at for at, (a, b) in pairs if a == command and b in verbs), None)
 
 
 def _rest(
