@@ -64,10 +64,9 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
-_NO_CHOICE = re.compile(
-    r"(?!.*\.(?:json|ya?ml)$)\S*\$(?:\{?\w+\}?[/:]\S*|\{?SLURM_\w+\}?)", re.DOTALL
-)
-"""A word that is a path to data or an address, or that Slurm says: which one changes no launch."""
+_OF_SLURM = "SLURM_"
+_NO_CHOICE = re.compile(r"\S*\$\{?\w+\}?[/:]\S*")
+"""A path or an address, of which each starts the same launch."""
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
@@ -706,9 +705,9 @@ class _Reader:
         self._gone += [line] * (line not in self._gone)
 
     def _doubted(self) -> _Changes:
-        """All variables, with values that may be others."""
+        """All variables but Slurm's, with values that may be others."""
         self._n_left -= len(self._variables)
-        held = self._variables.items()
+        held = [one for one in self._variables.items() if not one[0].startswith(_OF_SLURM)]
         return {name: value.differing(True) for name, value in held if value is not None}
 
     def _put(self, name: str, value: Value | None) -> None:
@@ -1027,16 +1026,20 @@ class _Reader:
             self._follow(Field("", parts, fields[0].place), ("eval",), {})
             return
         if texts[0] == "cd" and len(texts) == 2:
-            folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
+            is_whole = os.path.isabs(texts[1])  # wherever one stood
+            folder = texts[1] if is_whole else f"{self._field(unplaced('$PWD')).text}/{texts[1]}"
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         patterns = [one.pattern for one in rest]
         at, every = self._defaults, (*texts, *assigned.values())
         named_in = [(one, name) for one in every for name in _VARIABLES.findall(one)]
-        held_values = [(one, self._variables.get(name)) for one, name in named_in]
-        unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
-        open_ = [one for one, held in held_values if held is None and not _NO_CHOICE.fullmatch(one)]
-        if self._doubts or open_:
+        held_values = [self._variables.get(name) for _, name in named_in]
+        unread = [*self._doubts, *patterns, *(held.why for held in held_values if held)]
+        is_open = any(
+            held is None and not (name.startswith(_OF_SLURM) or _NO_CHOICE.fullmatch(word))
+            for (word, name), held in zip(named_in, held_values, strict=True)
+        )
+        if self._doubts or is_open:
             unread += self._gone
         if self._may_be_written:
             unread += [self._may_be_written.get(os.path.normpath(one), "") for one in texts]
