@@ -65,8 +65,8 @@ _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
 _OF_SLURM = "SLURM_"
-_NO_CHOICE = re.compile(r"\S*\$\{?\w+\}?[/:]\S*")
-"""A path or an address, of which each starts the same launch."""
+_NO_CHOICE = re.compile(rf"{_OF_SLURM}|\w+ \S*\$\{{?\w+\}}?[/:]\S*$")
+"""A variable and the word that has it: a path or an address, each of which starts the same."""
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
@@ -1032,14 +1032,11 @@ class _Reader:
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         patterns = [one.pattern for one in rest]
         at, every = self._defaults, (*texts, *assigned.values())
-        named_in = [(one, name) for one in every for name in _VARIABLES.findall(one)]
-        held_values = [self._variables.get(name) for _, name in named_in]
-        unread = [*self._doubts, *patterns, *(held.why for held in held_values if held)]
-        is_open = any(
-            held is None and not (name.startswith(_OF_SLURM) or _NO_CHOICE.fullmatch(word))
-            for (word, name), held in zip(named_in, held_values, strict=True)
-        )
-        if self._doubts or is_open:
+        names = [(name, word) for word in every for name in _VARIABLES.findall(word)]
+        held_values = [(f"{name} {word}", self._variables.get(name)) for name, word in names]
+        unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
+        open_ = [one for one, held in held_values if held is None and not _NO_CHOICE.match(one)]
+        if self._doubts or open_:
             unread += self._gone
         if self._may_be_written:
             unread += [self._may_be_written.get(os.path.normpath(one), "") for one in texts]

@@ -93,42 +93,31 @@ _RANKS_OF_FILES = (("num_nodes", "nnodes"), ("devices", "n_gpus_per_node", "gpus
 """Fields of NeMo's, verl's and NeMo RL's files: nodes, and ranks of each."""
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
-_SWIFT_TRAINS = ("pt", "sft", "rlhf")
-_NEMO = ("nemo", ("llm",))
-"""The command of NeMo 2 that takes overrides of a recipe, and its first word."""
-_SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
-"""Arguments that ms-swift has at another default than Megatron-LM."""
-_SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
-"""Variables that ms-swift sets unless they are set."""
+_TRAINS_OF = {_SWIFT: ("pt", "sft", "rlhf"), "nemo": ("llm",)}
+"""Commands that train -> the words behind them; NeMo 2's takes overrides of a recipe."""
+_OF_SWIFT: Mapping[str, Any] = _PROGRAMS["swift"]
+"""Its defaults other than Megatron-LM's, what it has at Megatron-LM's, and variables that it sets."""
 _DEGREES = frozenset(_PROGRAMS["degrees"])
 """Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
 is a number, comes before what a script would set."""
-_OF_LAYOUTS = frozenset(f"--{name.replace('_', '-')}" for name in _DEGREES)
-"""Flags by which a training of another name is known to hand arguments to Megatron's parser."""
-_SETTLED_BY_SWIFT = _DEGREES.union(_PROGRAMS["swift"]["at_megatrons_default"])
-"""Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
 _OVERRIDE = re.compile(r"(\+{0,2}(?:[A-Za-z_]\w*)?(?:\.\w+)+)=(.*)", re.DOTALL)
 _RECIPES: Mapping[str, Any] = _PROGRAMS["recipes"]
-_OVERRIDDEN = tuple(_RECIPES["telling_fields"])
-"""Fields of which overrides of a Megatron training have at least one."""
-_OF_RECIPES: Mapping[str, str] = _RECIPES["fields"]
-"""Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
+"""Fields of recipes of NeMo and Megatron-Bridge: those that tell of such a training, and their
+arguments where these have other names."""
 _OF_FLAGS_ALONE: Sequence[str] = _RECIPES["without_field"]
 """Arguments that recipes have no field for, or leave at their default."""
 _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
-_OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
-"""Arguments that NeMo's own configuration has at Megatron's default."""
 PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
 """Programs whose own settings rules ask for: how each is known, and what it has where nobody says
 (verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
-_OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
-"""Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
 _FILE_NAMED = re.compile(r"[\"']([\w./-]+\.(?:json|ya?ml))[\"']")
 _PROGRAM = "PROGRAM"
 """The variable of an export's arguments: the script and all that it is given."""
+_FOLDERS = re.compile(r"(?:[./~$].*|[^/]+/.+)/")
+"""What stands before the last folder of a path; a repository has one owner."""
 _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"})
 """Sections of a file that say how another model than the trained one is split."""
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
@@ -187,8 +176,6 @@ class MegatronLaunch:
     """Settings of that program, by their whole names; empty: they are not known."""
     model: str = ""
     """The preset that has the sizes of the model it names; empty: it names none that is known."""
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that this model decides."""
     asked: int | None = None
     """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
@@ -215,8 +202,8 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
-        if argument in self.sizes:
-            return self.sizes[argument]
+        if self.model and argument in (sizes := _sizes_of(self.model)):
+            return sizes[argument]
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
@@ -283,7 +270,7 @@ def _opened(text: str, path: Path) -> Callable[[str], list[MegatronLaunch]]:
     if path.suffix in DATA_SUFFIXES:
         if commands := commands_of_job(text, path):
             return partial(_of_shell, read_shell(commands, path, follows=True), path)
-        return partial(_of_settings, text, path)
+        return lambda release: [*filter(None, [settings_in(text, path, release=release)])]
     if not is_shell(text, path):
         return lambda _: []
     shell = read_shell(text, path, follows=True)
@@ -292,10 +279,6 @@ def _opened(text: str, path: Path) -> Callable[[str], list[MegatronLaunch]]:
         program = f'{text}\npython "${{{_PROGRAM}[@]}}"\n'
         shell = read_shell(program, path, follows=True)
     return partial(_of_shell, shell, path)
-
-
-def _of_settings(text: str, path: Path, release: str) -> list[MegatronLaunch]:
-    return [one for one in (settings_in(text, path, release=release),) if one is not None]
 
 
 def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None:
@@ -470,12 +453,14 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         for word in command.words
         if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    swift, nemo = _swift_at(words), _command_at(words, *_NEMO)
-    at = next((one for one in (swift, nemo) if one is not None), parts_of(words).script_at)
+    swift, command_at = _command_at(words, _SWIFT), _command_at(words, *_TRAINS_OF)
+    at = parts_of(words).script_at if command_at is None else command_at
     program, fields = _settings_of_program(words[at:], path)
     is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
     overrides = [] if is_other else overrides
-    is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
+    is_overrides = at < len(words) and any(
+        one[1].endswith(tuple(_RECIPES["telling_fields"])) for _, one in overrides
+    )
     is_overrides |= "script" in asked_of
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
@@ -486,8 +471,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = ranks if ranks.world else launch.ranks
         return replace(launch, variables=variables, ranks=ranks)
     is_swift = swift is not None
+    names_model = is_overrides or is_swift  # Megatron's own script is given the sizes
     is_megatrons = not is_overrides and _is_megatrons(words, script)
-    variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
+    variables = {**(_OF_SWIFT["variables"] if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
     if is_overrides:
         for word, match in overrides:
@@ -510,14 +496,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = replace(ranks, launcher=_SWIFT if is_swift else "").of(*counted)
     open_texts = arguments.open_words.values()
     given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
-    rest, model = {}, ""
-    is_whole = is_swift or (bool(fields) and "configurations" in asked_of)
-    if is_overrides or is_swift:
-        model = _model_named({**dict(pairwise(words)), **_assigned(words), **fields})
+    rest = {}
     if not is_megatrons:
         rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
-    if is_swift and model and "settled" in rest:
-        rest["rest"] = tuple(_PROGRAMS["swift"]["rest"])
     if is_other and fields:
         rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
@@ -537,8 +518,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         variables=variables,
         program=program,
         fields=fields,
-        model=model,
-        sizes=_sizes_of(model, release, is_whole=is_whole) if model else {},
+        model=_model_named({**dict(flags_of(words)), **fields}) if names_model else "",
         asked=asked,
         start=command.words[script].start,
         release=release,
@@ -546,42 +526,29 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     )
 
 
-def _assigned(words: Sequence[str]) -> dict[str, str]:
-    """The values of words of the form `name=value`."""
-    return dict(one.lstrip("+").split("=", 1) for one in words if "=" in one)
-
-
-def _model_named(given: Mapping[str, str]) -> str:
-    """The preset with the sizes of the model that settings or flags name; empty: none is known.
-
-    Of a path its last folder says the name; of a recipe, what stands before the training.
-    """
-    for name in _PROGRAMS["names_of_models"]:
-        text = given.get(name, "").rstrip("/")
-        is_path = text.startswith((".", "/", "~", "$")) or text.count("/") > 1
-        text = text.rpartition("/")[2] if is_path else text
-        if text and not UNKNOWN.search(text) and (found := preset_of_repository(text)):
-            return found
-    return ""
+def _model_named(given: Mapping[str, Any]) -> str:
+    """The preset with the sizes of the model that settings or flags name; empty: none is known."""
+    texts = (str(given.get(name, "")).rstrip("/") for name in _PROGRAMS["names_of_models"])
+    names = (_FOLDERS.sub("", text) for text in texts)
+    found = (preset_of_repository(name) for name in names if not UNKNOWN.search(name))
+    return next((one for one in found if one and _sizes_of(one)), "")
 
 
 @cache
-def _sizes_of(model: str, release: str, *, is_whole: bool) -> Mapping[str, Any]:
-    """Arguments that a preset decides, of those that sizes of a model are.
-
-    Layers are left out where a file that is not read may place them.
-    """
-    with suppress(JobError):  # Megatron's GPT model is no such one
+def _sizes_of(model: str) -> Mapping[str, Any]:
+    """Arguments that are sizes of a preset; empty: Megatron's GPT model is no such one."""
+    try:
         arguments = model_arguments(load_model(model), seq_len=1)
-        usual, names = defaults(release), _PROGRAMS["sizes"][0 if is_whole else 1 :]
-        return {name: arguments.get(name, usual.get(name)) for name in names}
-    return {}
+    except JobError:
+        return {}
+    usual = defaults(newest_release())
+    return {name: arguments.get(name, usual.get(name)) for name in _PROGRAMS["sizes"]}
 
 
 def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping[str, str]]:
     """The `program` of a launch, and its `fields`, by the words from the script on."""
     is_open = any(UNKNOWN.match(one) and not PASSED_ON.fullmatch(one) for one in words)
-    given = _assigned(words[1:])
+    given = dict(one.lstrip("+").split("=", 1) for one in words[1:] if "=" in one)
     module = words[0].removesuffix(".py").replace("/", ".") if words else ""
     for name, program in PROGRAMS_OF_FIELDS.items():
         if program.get("flag") in {word.partition("=")[0] for word in words}:
@@ -657,7 +624,7 @@ def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterato
 
 def _script_at(words: Sequence[str]) -> int | None:
     """Place of a script, or of a command of ms-swift's, that is given Megatron's arguments."""
-    if (swift := _swift_at(words)) is not None:
+    if (swift := _command_at(words, _SWIFT)) is not None:
         return swift
     parts = parts_of(words)
     scripts = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
@@ -672,7 +639,7 @@ def _script_at(words: Sequence[str]) -> int | None:
     if not _is_megatrons(words, script):
         if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
             return None
-        marks = _OF_LAYOUTS
+        marks = frozenset(map(_as_flag, _DEGREES))  # they are handed to Megatron's parser
     is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
     has_marks = bool(given & marks) or (is_gpts and is_open)
     others = (word.replace("_", "-") for word in given)
@@ -686,15 +653,10 @@ def _is_megatrons(words: Sequence[str], script: int) -> bool:
     return _SCRIPT.fullmatch(name) is not None and not is_slimes
 
 
-def _swift_at(words: Sequence[str]) -> int | None:
-    """Place of the word behind ms-swift's command, such as `sft`."""
-    return _command_at(words, _SWIFT, _SWIFT_TRAINS)
-
-
-def _command_at(words: Sequence[str], command: str, verbs: Sequence[str]) -> int | None:
-    """Place of the verb behind a command; None: the words are none of its trainings."""
+def _command_at(words: Sequence[str], *commands: str) -> int | None:
+    """Place of the word behind one of the commands that train, such as `sft`."""
     pairs = enumerate(pairwise(words), 1)
-    return next((at for at, (a, b) in pairs if a == command and b in verbs), None)
+    return next((at for at, (a, b) in pairs if a in commands and b in _TRAINS_OF[a]), None)
 
 
 def _rest(
@@ -713,8 +675,9 @@ def _rest(
         if arguments.file:
             rest = (f"what {arguments.file} says", "the file is not read")
             return {"rest": rest, "prefix": "--"}
-        rest = ("what the model decides", "ms-swift reads its sizes from the checkpoint")
-        settled = frozenset() if arguments.open_words else _SETTLED_BY_SWIFT
+        rest = ("what the model decides", "ms-swift reads it from the checkpoint")
+        of_swift = _DEGREES.union(_OF_SWIFT["at_megatrons_default"])
+        settled = frozenset() if arguments.open_words else of_swift
         return {"rest": rest, "settled": settled, "prefix": "--"}
     name = PurePath(words[script]).name
     rest = ("what the line does not give", f"{name} may set it")
@@ -723,9 +686,11 @@ def _rest(
 
 def _settled(arguments: "_Arguments", words: Sequence[str]) -> frozenset[str]:
     """Arguments of a recipe that are at their default unless the line overrides them."""
-    has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
+    flags_of_other = _PROGRAMS["nemo"]["flags_of_another_configuration"]
+    has_other = any(word.partition("=")[0] in flags_of_other for word in words)
     if "devices" in arguments.counts and not has_other:
-        return frozenset((*_OF_FLAGS_ALONE, *_OF_NEMO))
+        of_nemo = _PROGRAMS["nemo"]["at_megatrons_default"]
+        return frozenset((*_OF_FLAGS_ALONE, *_OF_STAGES, *of_nemo))
     stages = _OF_STAGES if "pipeline_model_parallel_size" in arguments.given else ()
     return frozenset((*_OF_FLAGS_ALONE, *stages))
 
@@ -764,7 +729,7 @@ class _Arguments:
         """Read the value of a recipe's field; `spelled` is how messages name it."""
         section, _, name = key.rpartition(".")
         flag = flags(self.release).get(f"--{name.replace('_', '-')}")
-        argument = _OF_RECIPES.get(name) or (name if flag is None else flag.argument)
+        argument = _RECIPES["fields"].get(name) or (name if flag is None else flag.argument)
         if UNKNOWN.search(text):
             return self._forget(argument)
         if spelled and text == "none":  # ms-swift's word for Megatron's own default
@@ -793,7 +758,7 @@ class _Arguments:
         if words and words[0].text.endswith((".yaml", ".yml", ".json")):
             self.file = words[0].text
         elif not alone:
-            for argument, value in _SWIFT_DEFAULTS.items():
+            for argument, value in _OF_SWIFT["defaults"].items():
                 self._keep(argument, value, f"--{argument}", start)
         for at, word in enumerate(words):
             before = words[at - 1].text if at else ""
