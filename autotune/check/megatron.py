@@ -31,7 +31,6 @@ from autotune.engines.megatron.rules import RULES
 from autotune.space.rule import NotJudged, Rule, Violation, level_of
 
 _READER = "megatron-lm"
-_CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _WORD_RULES: Mapping[str, FileRule] = {
@@ -39,7 +38,6 @@ _WORD_RULES: Mapping[str, FileRule] = {
     for name, row in table_beside(__file__, "megatron_word_rules.json").items()
 }
 """What is said of words of a command line, and of what the checkout refuses."""
-_BY_HAND = "the file is read, not written: change the words that the findings name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +127,7 @@ def check_launch(
         unknown_because="known to the shell, or to a fork's parser, alone",
         not_judged=tuple(_not_judged(launch, unknown_facts, checkout)),
         fixed_text=None,
-        not_edited=_BY_HAND,
+        not_edited="the file is read, not written: change the words that the findings name",
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
@@ -150,7 +148,7 @@ def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation
         return []
     refused = check_arguments(checkout, [launch.words], world=launch.world)
     return [
-        Violation(rule=_CHECKOUT_RULE, message=why, fix="change what it names")
+        Violation(rule="checkout.refuses", message=why, fix="change what it names")
         for why in refused.values()
     ]
 

@@ -63,9 +63,6 @@ STAGES_OF_TRAINING = re.compile(
 """Parts of a name that say how a model was trained on, when, or how its weights are stored: its
 sizes stay the same."""
 
-_MIRRORS: list[str] = _NAMES["mirrors"]
-"""Owners of copies of others' repositories, under their names, on modelscope.cn."""
-
 _UNSAID: dict[str, str] = _NAMES["unsaid"]
 """How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
 
@@ -83,7 +80,7 @@ def preset_of_repository(repository: str) -> str | None:
     name without an owner may be any owner's, or the preset's in another case.
     """
     owner, _, name = repository.rpartition("/")
-    owner = "" if owner.lower() in _MIRRORS else owner
+    owner = "" if owner.lower() in _NAMES["owners_of_copies"] else owner  # on modelscope.cn
     wanted = _sizes_in(name)
     if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
         return preset

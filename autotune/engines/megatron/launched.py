@@ -96,7 +96,7 @@ _SWIFT = "megatron"
 _TRAINS_OF = {_SWIFT: ("pt", "sft", "rlhf"), "nemo": ("llm",)}
 """Commands that train -> the words behind them; NeMo 2's takes overrides of a recipe."""
 _OF_SWIFT: Mapping[str, Any] = _PROGRAMS["swift"]
-"""Its defaults other than Megatron-LM's, what it has at Megatron-LM's, and variables that it sets."""
+"""Its defaults other than Megatron-LM's, what it has at these, and variables that it sets."""
 _DEGREES = frozenset(_PROGRAMS["degrees"])
 """Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
 is a number, comes before what a script would set."""
@@ -498,7 +498,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
     rest = {}
     if not is_megatrons:
-        rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+        rest = _rest(arguments, words, is_overrides=is_overrides, is_swift=is_swift)
     if is_other and fields:
         rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
@@ -660,12 +660,7 @@ def _command_at(words: Sequence[str], *commands: str) -> int | None:
 
 
 def _rest(
-    arguments: "_Arguments",
-    words: Sequence[str],
-    script: int,
-    *,
-    is_overrides: bool,
-    is_swift: bool,
+    arguments: "_Arguments", words: Sequence[str], *, is_overrides: bool, is_swift: bool
 ) -> dict[str, Any]:
     """The fields of a launch about arguments that the line does not give."""
     if is_overrides:
@@ -679,7 +674,7 @@ def _rest(
         of_swift = _DEGREES.union(_OF_SWIFT["at_megatrons_default"])
         settled = frozenset() if arguments.open_words else of_swift
         return {"rest": rest, "settled": settled, "prefix": "--"}
-    name = PurePath(words[script]).name
+    name = PurePath(arguments.script).name
     rest = ("what the line does not give", f"{name} may set it")
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
@@ -699,7 +694,7 @@ class _Arguments:
     """Reads words as a release's parser does, or as the fields of a recipe."""
 
     def __init__(self, release: str, script: str, path: Path, *, is_megatrons: bool) -> None:
-        self.release, self._script, self._path = release, script, path
+        self.release, self.script, self._path = release, script, path
         self._is_megatrons = is_megatrons
         """True if all words are for Megatron's parser; a script of another name may add some."""
         self._of_script: dict[str, str] = {}
@@ -810,7 +805,7 @@ class _Arguments:
                 self._forget(argument)  # a fork's parser may spell it so
             if self._adds(name):
                 return None
-            is_plain = PurePath(self._script).name == _PLAIN_SCRIPT and not self._is_forks
+            is_plain = PurePath(self.script).name == _PLAIN_SCRIPT and not self._is_forks
             if is_plain or is_flag_of_any(name):
                 return self._refuse("flags.unknown", error.message, word, error.hint)
             return self._script_flags.append((name, word))
@@ -862,7 +857,7 @@ class _Arguments:
             rule="flags.own",
             message=f"{named(near_flags)}: no release of Megatron Core from "
             f"{releases()[0]} on has such a flag, and its parser refuses it unless "
-            f"{PurePath(self._script).name} adds it",
+            f"{PurePath(self.script).name} adds it",
             fix="leave it out, unless the script adds it",
             at=(f"@{found[0][1].start}",),
             consequence="may_raise",
@@ -877,7 +872,7 @@ class _Arguments:
     @cached_property
     def _script_path(self) -> Path | None:
         """The script, from where one stands or a folder of the launch on; None: not there."""
-        names = (self._script, Path(self._script).name)
+        names = (self.script, Path(self.script).name)
         near = (file_near(name, *self._path.resolve().parents) for name in names)
         return next(filter(None, near), None)
 
