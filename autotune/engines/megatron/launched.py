@@ -471,7 +471,6 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = ranks if ranks.world else launch.ranks
         return replace(launch, variables=variables, ranks=ranks)
     is_swift = swift is not None
-    names_model = is_overrides or is_swift  # Megatron's own script is given the sizes
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_OF_SWIFT["variables"] if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
@@ -518,7 +517,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         variables=variables,
         program=program,
         fields=fields,
-        model=_model_named({**dict(flags_of(words)), **fields}) if names_model else "",
+        model=_model_named({**dict(flags_of(words)), **fields})
+        if is_overrides or is_swift
+        else "",
         asked=asked,
         start=command.words[script].start,
         release=release,
@@ -531,16 +532,17 @@ def _model_named(given: Mapping[str, Any]) -> str:
     texts = (str(given.get(name, "")).rstrip("/") for name in _PROGRAMS["names_of_models"])
     names = (_FOLDERS.sub("", text) for text in texts)
     found = (preset_of_repository(name) for name in names if not UNKNOWN.search(name))
-    return next((one for one in found if one and _sizes_of(one)), "")
+    return next(filter(None, found), "")
 
 
 @cache
 def _sizes_of(model: str) -> Mapping[str, Any]:
-    """Arguments that are sizes of a preset; empty: Megatron's GPT model is no such one."""
+    """Arguments that are sizes of a preset; of one that Megatron's GPT model is not, the heads."""
+    found = load_model(model)
     try:
-        arguments = model_arguments(load_model(model), seq_len=1)
+        arguments = model_arguments(found, seq_len=1)
     except JobError:
-        return {}
+        return {"num_attention_heads": found.shape.n_heads}
     usual = defaults(newest_release())
     return {name: arguments.get(name, usual.get(name)) for name in _PROGRAMS["sizes"]}
 
