@@ -471,6 +471,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = ranks if ranks.world else launch.ranks
         return replace(launch, variables=variables, ranks=ranks)
     is_swift = swift is not None
+    names_model = is_overrides or is_swift  # Megatron's own script is given the sizes
     is_megatrons = not is_overrides and _is_megatrons(words, script)
     variables = {**(_OF_SWIFT["variables"] if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
@@ -517,9 +518,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         variables=variables,
         program=program,
         fields=fields,
-        model=_model_named({**dict(flags_of(words)), **fields})
-        if is_overrides or is_swift
-        else "",
+        model=_model_named({**dict(flags_of(words)), **fields}) if names_model else "",
         asked=asked,
         start=command.words[script].start,
         release=release,
@@ -676,8 +675,7 @@ def _rest(
         of_swift = _DEGREES.union(_OF_SWIFT["at_megatrons_default"])
         settled = frozenset() if arguments.open_words else of_swift
         return {"rest": rest, "settled": settled, "prefix": "--"}
-    name = PurePath(arguments.script).name
-    rest = ("what the line does not give", f"{name} may set it")
+    rest = ("what the line does not give", f"{PurePath(arguments.script).name} may set it")
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
 
