@@ -31,7 +31,6 @@ from autotune.engines.megatron.rules import RULES
 from autotune.space.rule import NotJudged, Rule, Violation, level_of
 
 _READER = "megatron-lm"
-_CHECKOUT_RULE = "checkout.refuses"
 _OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 """Asked for beside offloaded modules, as 1, from Transformer Engine 2.10 on."""
 _WORD_RULES: Mapping[str, FileRule] = {
@@ -39,7 +38,6 @@ _WORD_RULES: Mapping[str, FileRule] = {
     for name, row in table_beside(__file__, "megatron_word_rules.json").items()
 }
 """What is said of words of a command line, and of what the checkout refuses."""
-_BY_HAND = "the file is read, not written: change the words that the findings name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,8 @@ class MegatronReport(CheckReport):
     """Why that one; empty: somebody named it, or it is installed."""
     trains_without: str = ""
     """The program that trains without Megatron Core; empty: Megatron Core trains."""
+    model: str = ""
+    """The preset whose sizes were taken, as the launch names it; empty: none."""
 
     @property
     def about(self) -> str:
@@ -59,9 +59,10 @@ class MegatronReport(CheckReport):
         world = "?" if self.world is None else self.world
         because = f" ({self.release_because})" if self.release_because else ""
         reader = f"Megatron-LM, Megatron Core {self.release}{because}"
+        sizes = f", sizes of {self.model}" if self.model else ""
         return (
             f"{self.source.path}: read by {self.trains_without or reader}, world {world}"
-            f" ({self.world_because}){self.without_words}"
+            f" ({self.world_because}){sizes}{self.without_words}"
         )
 
     @property
@@ -126,11 +127,12 @@ def check_launch(
         unknown_because="known to the shell, or to a fork's parser, alone",
         not_judged=tuple(_not_judged(launch, unknown_facts, checkout)),
         fixed_text=None,
-        not_edited=_BY_HAND,
+        not_edited="the file is read, not written: change the words that the findings name",
         ignored=tuple(unwanted),
         release=launch.release,
         release_because=launch.release_because,
         trains_without=launch.trains_without,
+        model=launch.model,
     )
 
 
@@ -146,7 +148,7 @@ def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation
         return []
     refused = check_arguments(checkout, [launch.words], world=launch.world)
     return [
-        Violation(rule=_CHECKOUT_RULE, message=why, fix="change what it names")
+        Violation(rule="checkout.refuses", message=why, fix="change what it names")
         for why in refused.values()
     ]
 

@@ -56,7 +56,7 @@ _SAME_SHAPE: dict[str, str] = _NAMES["same_shape"]
 letters and digits of the name."""
 STAGES_OF_TRAINING = re.compile(
     r"[-_ ](instruct|base|chat|it|hf|thinking|original|preview|fp8|bf16"
-    r"|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
+    r"|mcore|2[0-9](0[1-9]|1[0-2])|0324|0528|0905)"
     r"(?=[-_ ]|$)",
     re.I,
 )
@@ -80,6 +80,7 @@ def preset_of_repository(repository: str) -> str | None:
     name without an owner may be any owner's, or the preset's in another case.
     """
     owner, _, name = repository.rpartition("/")
+    owner = "" if owner.lower() in _NAMES["owners_of_copies"] else owner  # on modelscope.cn
     wanted = _sizes_in(name)
     if preset := _SAME_SHAPE.get(f"{owner.lower()}/{wanted}"):
         return preset

@@ -64,6 +64,9 @@ from autotune.engines.launches.shell_words import (
 _PIECE = re.compile(r"""(\\\r?\n)|\\([\s\S])|'([^']*)'|(")|([$`])|[^\\'"$`]+|.""", re.S)
 _NAMED = re.compile(rf"\$(?:({NAME}|[\d@*#])|\{{({NAME}|\d+)(\[[@*0]\])?(?:(:?[-=])([\s\S]*))?}})")
 _VARIABLES = re.compile(rf"\$\{{?({NAME})")
+_OF_SLURM = "SLURM_"
+_NO_CHOICE = re.compile(rf"{_OF_SLURM}|\w+ \S*\$\{{?\w+\}}?[/:]\S*$")
+"""A variable and the word that has it: a path or an address, each of which starts the same."""
 _UNKNOWN_FOLDERS = re.compile(r".*[$`][^/]*/")
 _NO_SHAPE = re.compile(r"[$`]|\[[\^:]")
 """What is not known, or `fnmatch` takes for something else."""
@@ -702,9 +705,9 @@ class _Reader:
         self._gone += [line] * (line not in self._gone)
 
     def _doubted(self) -> _Changes:
-        """All variables, with values that may be others."""
+        """All variables but Slurm's, with values that may be others."""
         self._n_left -= len(self._variables)
-        held = self._variables.items()
+        held = [one for one in self._variables.items() if not one[0].startswith(_OF_SLURM)]
         return {name: value.differing(True) for name, value in held if value is not None}
 
     def _put(self, name: str, value: Value | None) -> None:
@@ -1023,14 +1026,17 @@ class _Reader:
             self._follow(Field("", parts, fields[0].place), ("eval",), {})
             return
         if texts[0] == "cd" and len(texts) == 2:
-            folder = os.path.join(self._field(unplaced("$PWD")).text, texts[1])
+            is_whole = os.path.isabs(texts[1])  # wherever one stood
+            folder = texts[1] if is_whole else f"{self._field(unplaced('$PWD')).text}/{texts[1]}"
             is_known = UNKNOWN.search(folder) is None
             self._put("PWD", Value([unplaced(os.path.normpath(folder))] if is_known else None))
         patterns = [one.pattern for one in rest]
-        at, names = self._defaults, _VARIABLES.findall(" ".join([*texts, *assigned.values()]))
-        held_values = [(name, self._variables.get(name)) for name in names]
+        at, every = self._defaults, (*texts, *assigned.values())
+        names = [(name, word) for word in every for name in _VARIABLES.findall(word)]
+        held_values = [(f"{name} {word}", self._variables.get(name)) for name, word in names]
         unread = [*self._doubts, *patterns, *(held.why for _, held in held_values if held)]
-        if self._doubts or any(held is None for _, held in held_values):
+        open_ = [one for one, held in held_values if held is None and not _NO_CHOICE.match(one)]
+        if self._doubts or open_:
             unread += self._gone
         if self._may_be_written:
             unread += [self._may_be_written.get(os.path.normpath(one), "") for one in texts]

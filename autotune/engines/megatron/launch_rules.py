@@ -221,8 +221,8 @@ def _task_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
         yield name, partial(_fact, launch, argument, 0 if name in _TABLE["counts"] else None)
     for name, when in _TABLE["conditions_of_task"].items():
         yield name, partial(holds, when, get)
-    yield "n_kv_heads", lambda: _kv_heads(launch)
-    yield "ffn_hidden", lambda: _expert_width(launch)
+    yield "n_kv_heads", partial(_either, launch, _GROUPED, "num_attention_heads")
+    yield "ffn_hidden", partial(_either, launch, _OF_EXPERT, "ffn_hidden_size")
     yield "dense_ffn_hidden", lambda: get("ffn_hidden_size") if _dense_layers(launch) else 0
     yield "n_dense_layers", lambda: _dense_layers(launch)
     yield ("shared_expert_hidden", lambda: int(bool(get("num_experts")) and (get(_SHARED) or 0)))
@@ -251,11 +251,14 @@ _WORK_UNKNOWN = StageWork(n_layers=0)
 """Work in a launch, which writes its layouts itself: none follows from it."""
 
 
-def _expert_width(launch: MegatronLaunch) -> int | None:
-    """Width of an expert, or of the one MLP of a dense model."""
-    width_of_experts = launch.get("moe_ffn_hidden_size") if launch.get("num_experts") else None
-    width: int | None = width_of_experts or launch.get("ffn_hidden_size")
-    return width
+_GROUPED = ("group_query_attention", "num_query_groups")
+_OF_EXPERT = ("num_experts", "moe_ffn_hidden_size")
+_MOMENTS = ("exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+def _either(launch: MegatronLaunch, pair: tuple[str, str], other: str) -> Any:
+    """The second argument of a pair where the first one is on and it says one; else another."""
+    return (launch.get(pair[0]) and launch.get(pair[1])) or launch.get(other)
 
 
 def _dense_layers(launch: MegatronLaunch) -> int | None:
@@ -276,12 +279,6 @@ def _tracks_aux_loss(launch: MegatronLaunch) -> bool:
     return is_balanced and has_loss and not is_at_least(launch.release, "0.17")
 
 
-def _kv_heads(launch: MegatronLaunch) -> int | None:
-    groups: int | None = launch.get("num_query_groups")
-    heads: int | None = launch.get("num_attention_heads")
-    return groups if launch.get("group_query_attention") and groups else heads
-
-
 def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     get = launch.get
     for name, when in _TABLE["conditions_of_row"].items():
@@ -291,17 +288,18 @@ def _row_facts(launch: MegatronLaunch) -> Iterator[tuple[str, Fact]]:
     yield "micro_batch", lambda: get("micro_batch_size") or None
     yield "recompute", lambda: int(_recompute(launch))
     yield "recompute_layers", lambda: 0
-    yield "fsdp", lambda: _fsdp(launch)
+    strategy = "data_parallel_sharding_strategy"
+    yield "fsdp", lambda: _place(FSDP, get(strategy)) if get("use_megatron_fsdp") else 0
     yield "stages", lambda: _stages(launch)
-    yield "cp_kind", lambda: _cp_kind(launch)
+    yield "cp_kind", lambda: _place(CP_KINDS, get("cp_comm_type"))
     yield "cuda_graphs", lambda: _graphs(launch)
-    yield "adam_moments", lambda: _moments(launch)
+    yield "adam_moments", lambda: _place(MOMENTS, {get(one) or MOMENTS[0] for one in _MOMENTS})
     # Without fp8 it is another kernel, which no knob carries.
     yield "fused_experts", lambda: None if get("use_transformer_engine_op_fuser") else 0
     yield "dispatcher", lambda: _dispatcher(launch)
     yield "recompute_modules", lambda: _place(RECOMPUTED, get("recompute_modules"))
-    yield "fp8", lambda: _place(FP8, [get("fp8") or FP8[0]])
-    yield "fp8_recipe", lambda: _place(FP8_RECIPES, [get("fp8_recipe")])
+    yield "fp8", lambda: _place(FP8, get("fp8"))
+    yield "fp8_recipe", lambda: _place(FP8_RECIPES, get("fp8_recipe"))
     for argument, carried in CARRIED.items():
         if carried.knob in ("micro_batch", "distributed_optimizer"):
             continue
@@ -333,12 +331,6 @@ def _dispatcher(launch: MegatronLaunch) -> int | None:
     return DISPATCHERS.index(backend or "deepep") if backend != "ncclep" else None
 
 
-def _cp_kind(launch: MegatronLaunch) -> int | None:
-    kinds = launch.get("cp_comm_type") or CP_KINDS[:1]
-    kind = kinds if isinstance(kinds, str) else kinds[0] if len(set(kinds)) == 1 else ""
-    return CP_KINDS.index(kind) if kind in CP_KINDS else None
-
-
 def _graphs(launch: MegatronLaunch) -> int | None:
     """The number of what graphs capture; None: no knob carries it."""
     kind = launch.get("cuda_graph_impl") or "none"
@@ -351,12 +343,6 @@ def _graphs(launch: MegatronLaunch) -> int | None:
     text = "+".join(sorted(parts.split(",") if isinstance(parts, str) else parts or ()))
     chosen = {"+".join(sorted(graph.split("+"))): number for number, graph in enumerate(GRAPHS)}
     return chosen.get(text) if kind == "transformer_engine" else None
-
-
-def _moments(launch: MegatronLaunch) -> int | None:
-    kinds = {launch.get(name) or "fp32" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")}
-    kind = kinds.pop() if len(kinds) == 1 else ""
-    return MOMENTS.index(kind) if kind in MOMENTS else None
 
 
 def _number(launch: MegatronLaunch, argument: str) -> int:
@@ -374,16 +360,10 @@ def _switch(launch: MegatronLaunch, argument: str, at_default: KnobValue) -> int
     return int(is_on != (at_default is True and not argument.startswith("no_")))
 
 
-def _fsdp(launch: MegatronLaunch) -> int | None:
-    if not launch.get("use_megatron_fsdp"):
-        return 0
-    strategy = launch.get("data_parallel_sharding_strategy")
-    return FSDP.index(strategy) if strategy in FSDP else None
-
-
-def _place(choices: Sequence[str], parts: Sequence[str] | None) -> int | None:
+def _place(choices: Sequence[str], parts: str | Iterable[str] | None) -> int | None:
     """Place of some parts in a knob's choices; None: they are none of them."""
-    chosen = "+".join(sorted(parts or choices[:1]))
+    parts = [parts] if isinstance(parts, str) else parts
+    chosen = "+".join(sorted({*(parts or choices[:1])}))
     return choices.index(chosen) if chosen in choices else None
 
 

@@ -51,6 +51,9 @@ from autotune.engines.megatron.flags import (
     releases,
     similar,
 )
+from autotune.engines.megatron.model_arguments import model_arguments
+from autotune.job.model import load_model
+from autotune.job.published import preset_of_repository
 from autotune.space.rule import UnknownFactError, Violation
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
@@ -90,40 +93,31 @@ _RANKS_OF_FILES = (("num_nodes", "nnodes"), ("devices", "n_gpus_per_node", "gpus
 """Fields of NeMo's, verl's and NeMo RL's files: nodes, and ranks of each."""
 _SWIFT = "megatron"
 """The command of ms-swift that trains with Megatron (swift/cli/_megatron/main.py)."""
-_SWIFT_TRAINS = ("pt", "sft", "rlhf")
-_SWIFT_DEFAULTS: Mapping[str, Any] = _PROGRAMS["swift"]["defaults"]
-"""Arguments that ms-swift has at another default than Megatron-LM."""
-_SWIFT_VARIABLES: Mapping[str, str] = _PROGRAMS["swift"]["variables"]
-"""Variables that ms-swift sets unless they are set."""
+_TRAINS_OF = {_SWIFT: ("pt", "sft", "rlhf"), "nemo": ("llm",)}
+"""Commands that train -> the words behind them; NeMo 2's takes overrides of a recipe."""
+_OF_SWIFT: Mapping[str, Any] = _PROGRAMS["swift"]
+"""Its defaults other than Megatron-LM's, what it has at these, and variables that it sets."""
 _DEGREES = frozenset(_PROGRAMS["degrees"])
 """Arguments that a script of another name has at Megatron-LM's default, too: its parser's, which
 is a number, comes before what a script would set."""
-_OF_LAYOUTS = frozenset(f"--{name.replace('_', '-')}" for name in _DEGREES)
-"""Flags by which a training of another name is known to hand arguments to Megatron's parser."""
-_SETTLED_BY_SWIFT = _DEGREES.union(_PROGRAMS["swift"]["at_megatrons_default"])
-"""Arguments that ms-swift has at Megatron-LM's default, or leaves alone."""
 _OVERRIDE = re.compile(r"(\+{0,2}(?:[A-Za-z_]\w*)?(?:\.\w+)+)=(.*)", re.DOTALL)
 _RECIPES: Mapping[str, Any] = _PROGRAMS["recipes"]
-_OVERRIDDEN = tuple(_RECIPES["telling_fields"])
-"""Fields of which overrides of a Megatron training have at least one."""
-_OF_RECIPES: Mapping[str, str] = _RECIPES["fields"]
-"""Field of a recipe of NeMo or Megatron-Bridge -> the argument, where they differ."""
+"""Fields of recipes of NeMo and Megatron-Bridge: those that tell of such a training, and their
+arguments where these have other names."""
 _OF_FLAGS_ALONE: Sequence[str] = _RECIPES["without_field"]
 """Arguments that recipes have no field for, or leave at their default."""
 _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 """Arguments that a recipe gives for a pipeline of its own degree."""
-_OF_NEMO = (*_PROGRAMS["nemo"]["at_megatrons_default"], *_OF_STAGES)
-"""Arguments that NeMo's own configuration has at Megatron's default."""
 PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
 """Programs whose own settings rules ask for: how each is known, and what it has where nobody says
 (verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
-_OTHER_CONFIGURATION: Sequence[str] = _PROGRAMS["nemo"]["flags_of_another_configuration"]
-"""Hydra's flags for another one."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
 _FILE_NAMED = re.compile(r"[\"']([\w./-]+\.(?:json|ya?ml))[\"']")
 _PROGRAM = "PROGRAM"
 """The variable of an export's arguments: the script and all that it is given."""
+_FOLDERS = re.compile(r"(?:[./~$].*|[^/]+/.+)/")
+"""What stands before the last folder of a path; a repository has one owner."""
 _OF_OTHERS = frozenset({"rollout", "generation", "ref", "critic", "reward_model"})
 """Sections of a file that say how another model than the trained one is split."""
 _SPLITS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
@@ -180,6 +174,8 @@ class MegatronLaunch:
     """The one of `PROGRAMS_OF_FIELDS` that is started; empty: another."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Settings of that program, by their whole names; empty: they are not known."""
+    model: str = ""
+    """The preset that has the sizes of the model it names; empty: it names none that is known."""
     asked: int | None = None
     """Ranks that Lightning is asked for, where tasks of `srun` are its ranks."""
     prefix: str = ""
@@ -206,6 +202,8 @@ class MegatronLaunch:
             raise UnknownFactError(argument)
         if argument in self.given:
             return self.given[argument].value
+        if self.model and argument in (sizes := _sizes_of(self.model)):
+            return sizes[argument]
         if self.is_partial and argument not in self.settled:
             raise UnknownFactError(argument)
         return defaults(self.release).get(argument)
@@ -272,7 +270,7 @@ def _opened(text: str, path: Path) -> Callable[[str], list[MegatronLaunch]]:
     if path.suffix in DATA_SUFFIXES:
         if commands := commands_of_job(text, path):
             return partial(_of_shell, read_shell(commands, path, follows=True), path)
-        return partial(_of_settings, text, path)
+        return lambda release: [*filter(None, [settings_in(text, path, release=release)])]
     if not is_shell(text, path):
         return lambda _: []
     shell = read_shell(text, path, follows=True)
@@ -281,10 +279,6 @@ def _opened(text: str, path: Path) -> Callable[[str], list[MegatronLaunch]]:
         program = f'{text}\npython "${{{_PROGRAM}[@]}}"\n'
         shell = read_shell(program, path, follows=True)
     return partial(_of_shell, shell, path)
-
-
-def _of_settings(text: str, path: Path, release: str) -> list[MegatronLaunch]:
-    return [one for one in (settings_in(text, path, release=release),) if one is not None]
 
 
 def settings_in(text: str, path: Path, *, release: str) -> MegatronLaunch | None:
@@ -459,12 +453,14 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         for word in command.words
         if (match := _OVERRIDE.fullmatch(word.text)) and _OF_OTHERS.isdisjoint(match[1].split("."))
     ]
-    swift = _swift_at(words)
-    at = parts_of(words).script_at if swift is None else swift
+    swift, command_at = _command_at(words, _SWIFT), _command_at(words, *_TRAINS_OF)
+    at = parts_of(words).script_at if command_at is None else command_at
     program, fields = _settings_of_program(words[at:], path)
     is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
     overrides = [] if is_other else overrides
-    is_overrides = at < len(words) and any(one[1].endswith(_OVERRIDDEN) for _, one in overrides)
+    is_overrides = at < len(words) and any(
+        one[1].endswith(tuple(_RECIPES["telling_fields"])) for _, one in overrides
+    )
     is_overrides |= "script" in asked_of
     script = at if is_overrides else _script_at(words)
     variables, around = command.variables, command.around
@@ -475,8 +471,9 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         ranks = ranks if ranks.world else launch.ranks
         return replace(launch, variables=variables, ranks=ranks)
     is_swift = swift is not None
+    names_model = is_overrides or is_swift  # Megatron's own script is given the sizes
     is_megatrons = not is_overrides and _is_megatrons(words, script)
-    variables = {**(_SWIFT_VARIABLES if is_swift else {}), **variables}
+    variables = {**(_OF_SWIFT["variables"] if is_swift else {}), **variables}
     arguments = _Arguments(release, words[script], path, is_megatrons=is_megatrons)
     if is_overrides:
         for word, match in overrides:
@@ -501,7 +498,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     given = [one for one in words[script + 1 :] if not PASSED_ON.fullmatch(one)]
     rest = {}
     if not is_megatrons:
-        rest = _rest(arguments, words, script, is_overrides=is_overrides, is_swift=is_swift)
+        rest = _rest(arguments, words, is_overrides=is_overrides, is_swift=is_swift)
     if is_other and fields:
         rest["rest"] = tuple(asked_of["rest"])
     return MegatronLaunch(
@@ -521,11 +518,32 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         variables=variables,
         program=program,
         fields=fields,
+        model=_model_named({**dict(flags_of(words)), **fields}) if names_model else "",
         asked=asked,
         start=command.words[script].start,
         release=release,
         **rest,
     )
+
+
+def _model_named(given: Mapping[str, Any]) -> str:
+    """The preset with the sizes of the model that settings or flags name; empty: none is known."""
+    texts = (str(given.get(name, "")).rstrip("/") for name in _PROGRAMS["names_of_models"])
+    names = (_FOLDERS.sub("", text) for text in texts)
+    found = (preset_of_repository(name) for name in names if not UNKNOWN.search(name))
+    return next(filter(None, found), "")
+
+
+@cache
+def _sizes_of(model: str) -> Mapping[str, Any]:
+    """Arguments that are sizes of a preset; of one that Megatron's GPT model is not, the heads."""
+    found = load_model(model)
+    try:
+        arguments = model_arguments(found, seq_len=1)
+    except JobError:
+        return {"num_attention_heads": found.shape.n_heads}
+    usual = defaults(newest_release())
+    return {name: arguments.get(name, usual.get(name)) for name in _PROGRAMS["sizes"]}
 
 
 def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping[str, str]]:
@@ -607,7 +625,7 @@ def _lost(shell: ShellText, command: Command, launch: MegatronLaunch) -> Iterato
 
 def _script_at(words: Sequence[str]) -> int | None:
     """Place of a script, or of a command of ms-swift's, that is given Megatron's arguments."""
-    if (swift := _swift_at(words)) is not None:
+    if (swift := _command_at(words, _SWIFT)) is not None:
         return swift
     parts = parts_of(words)
     scripts = (at for at, word in enumerate(words) if _SCRIPT.fullmatch(PurePath(word).name))
@@ -622,7 +640,7 @@ def _script_at(words: Sequence[str]) -> int | None:
     if not _is_megatrons(words, script):
         if not _TRAINS.search(name) or parts.kind in ("accelerate", "deepspeed"):
             return None
-        marks = _OF_LAYOUTS
+        marks = frozenset(map(_as_flag, _DEGREES))  # they are handed to Megatron's parser
     is_gpts = _GPT.fullmatch(name) is not None and parts.kind == "torchrun"
     has_marks = bool(given & marks) or (is_gpts and is_open)
     others = (word.replace("_", "-") for word in given)
@@ -636,19 +654,14 @@ def _is_megatrons(words: Sequence[str], script: int) -> bool:
     return _SCRIPT.fullmatch(name) is not None and not is_slimes
 
 
-def _swift_at(words: Sequence[str]) -> int | None:
-    """Place of the word behind ms-swift's command, such as `sft`."""
+def _command_at(words: Sequence[str], *commands: str) -> int | None:
+    """Place of the word behind one of the commands that train, such as `sft`."""
     pairs = enumerate(pairwise(words), 1)
-    return next((at for at, (a, b) in pairs if a == _SWIFT and b in _SWIFT_TRAINS), None)
+    return next((at for at, (a, b) in pairs if a in commands and b in _TRAINS_OF[a]), None)
 
 
 def _rest(
-    arguments: "_Arguments",
-    words: Sequence[str],
-    script: int,
-    *,
-    is_overrides: bool,
-    is_swift: bool,
+    arguments: "_Arguments", words: Sequence[str], *, is_overrides: bool, is_swift: bool
 ) -> dict[str, Any]:
     """The fields of a launch about arguments that the line does not give."""
     if is_overrides:
@@ -658,19 +671,21 @@ def _rest(
         if arguments.file:
             rest = (f"what {arguments.file} says", "the file is not read")
             return {"rest": rest, "prefix": "--"}
-        rest = ("what the model decides", "ms-swift reads its sizes from the checkpoint")
-        settled = frozenset() if arguments.open_words else _SETTLED_BY_SWIFT
+        rest = ("what the model decides", "ms-swift reads it from the checkpoint")
+        of_swift = _DEGREES.union(_OF_SWIFT["at_megatrons_default"])
+        settled = frozenset() if arguments.open_words else of_swift
         return {"rest": rest, "settled": settled, "prefix": "--"}
-    name = PurePath(words[script]).name
-    rest = ("what the line does not give", f"{name} may set it")
+    rest = ("what the line does not give", f"{PurePath(arguments.script).name} may set it")
     return {"rest": rest, "settled": frozenset((*_OF_FLAGS_ALONE, *_DEGREES))}
 
 
 def _settled(arguments: "_Arguments", words: Sequence[str]) -> frozenset[str]:
     """Arguments of a recipe that are at their default unless the line overrides them."""
-    has_other = any(word.partition("=")[0] in _OTHER_CONFIGURATION for word in words)
+    flags_of_other = _PROGRAMS["nemo"]["flags_of_another_configuration"]
+    has_other = any(word.partition("=")[0] in flags_of_other for word in words)
     if "devices" in arguments.counts and not has_other:
-        return frozenset((*_OF_FLAGS_ALONE, *_OF_NEMO))
+        of_nemo = _PROGRAMS["nemo"]["at_megatrons_default"]
+        return frozenset((*_OF_FLAGS_ALONE, *_OF_STAGES, *of_nemo))
     stages = _OF_STAGES if "pipeline_model_parallel_size" in arguments.given else ()
     return frozenset((*_OF_FLAGS_ALONE, *stages))
 
@@ -679,7 +694,7 @@ class _Arguments:
     """Reads words as a release's parser does, or as the fields of a recipe."""
 
     def __init__(self, release: str, script: str, path: Path, *, is_megatrons: bool) -> None:
-        self.release, self._script, self._path = release, script, path
+        self.release, self.script, self._path = release, script, path
         self._is_megatrons = is_megatrons
         """True if all words are for Megatron's parser; a script of another name may add some."""
         self._of_script: dict[str, str] = {}
@@ -709,7 +724,7 @@ class _Arguments:
         """Read the value of a recipe's field; `spelled` is how messages name it."""
         section, _, name = key.rpartition(".")
         flag = flags(self.release).get(f"--{name.replace('_', '-')}")
-        argument = _OF_RECIPES.get(name) or (name if flag is None else flag.argument)
+        argument = _RECIPES["fields"].get(name) or (name if flag is None else flag.argument)
         if UNKNOWN.search(text):
             return self._forget(argument)
         if spelled and text == "none":  # ms-swift's word for Megatron's own default
@@ -738,7 +753,7 @@ class _Arguments:
         if words and words[0].text.endswith((".yaml", ".yml", ".json")):
             self.file = words[0].text
         elif not alone:
-            for argument, value in _SWIFT_DEFAULTS.items():
+            for argument, value in _OF_SWIFT["defaults"].items():
                 self._keep(argument, value, f"--{argument}", start)
         for at, word in enumerate(words):
             before = words[at - 1].text if at else ""
@@ -790,7 +805,7 @@ class _Arguments:
                 self._forget(argument)  # a fork's parser may spell it so
             if self._adds(name):
                 return None
-            is_plain = PurePath(self._script).name == _PLAIN_SCRIPT and not self._is_forks
+            is_plain = PurePath(self.script).name == _PLAIN_SCRIPT and not self._is_forks
             if is_plain or is_flag_of_any(name):
                 return self._refuse("flags.unknown", error.message, word, error.hint)
             return self._script_flags.append((name, word))
@@ -842,7 +857,7 @@ class _Arguments:
             rule="flags.own",
             message=f"{named(near_flags)}: no release of Megatron Core from "
             f"{releases()[0]} on has such a flag, and its parser refuses it unless "
-            f"{PurePath(self._script).name} adds it",
+            f"{PurePath(self.script).name} adds it",
             fix="leave it out, unless the script adds it",
             at=(f"@{found[0][1].start}",),
             consequence="may_raise",
@@ -857,7 +872,7 @@ class _Arguments:
     @cached_property
     def _script_path(self) -> Path | None:
         """The script, from where one stands or a folder of the launch on; None: not there."""
-        names = (self._script, Path(self._script).name)
+        names = (self.script, Path(self.script).name)
         near = (file_near(name, *self._path.resolve().parents) for name in names)
         return next(filter(None, near), None)
 

@@ -35,7 +35,7 @@ OTHERWISE = {
     *("batch.easyr1", "rollout.one_sample", "batch.packing", "batch.logprob", "batch.on_policy"),
     *("batch.rollout", "rollout.one_kl", "rollout.experts", "rollout.pipeline", "rollout.swift"),
     *("batch.swift", "batch.skyrl", "rollout.advantages", "rollout.logprobs", "rollout.weights"),
-    "rollout.critic",
+    *("rollout.critic", "rollout.heads", "sp.heads", "world.experts"),
     *(f"environment.{name}" for name in OF_NODES),
 }
 """Rules of what is missing and of the environment: they have other tests."""
