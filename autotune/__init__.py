@@ -9,6 +9,7 @@ gate: Measure a stored best again, as `autotune compare --against` does; None: C
 load: Load the table of a study: a pandas frame with a row per trial.
 plan: Rank the candidates for a fleet by the cost model, as `autotune plan` does.
 search: Search for the fastest configuration, as `autotune search` does; the same call resumes.
+AutotuneError: The base of the errors that these raise, with `message` and `hint`.
 
 `help(autotune.search)` shows one with all its arguments.
 """
@@ -37,6 +38,11 @@ _FUNCTIONS = {
     "search": "searches",
 }
 """Function -> its module in `autotune.app.api`."""
+_ERRORS = (
+    *("AutotuneError", "JobError", "RenderError"),
+    *("StudyError", "NothingFeasibleError", "FleetError"),
+)
+"""Names of `autotune.base.errors` that callers catch."""
 __all__ = [*_FUNCTIONS]
 _called: dict[str, Any] = {}
 """Functions that were asked for."""
@@ -46,10 +52,14 @@ finds the room, and `autotune.search` is the function, which has the room's name
 
 
 def __dir__() -> list[str]:
-    return sorted({*_FUNCTIONS, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*_FUNCTIONS, *_ERRORS, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ERRORS:
+        from autotune.base import errors
+
+        return getattr(errors, name)
     if name not in _FUNCTIONS:
         there = f"it has {', '.join(__all__)}"
         raise AttributeError(f"module 'autotune' has no attribute {name!r}: {there}")

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from autotune.app.api.records import compare as compare
     from autotune.app.api.records import load as load
     from autotune.app.api.searches import search as search
+    from autotune.base.errors import AutotuneError as AutotuneError
+    from autotune.base.errors import FleetError as FleetError
+    from autotune.base.errors import JobError as JobError
+    from autotune.base.errors import NothingFeasibleError as NothingFeasibleError
+    from autotune.base.errors import RenderError as RenderError
+    from autotune.base.errors import StudyError as StudyError
 
 __version__: str
 DEFAULT_ENGINE: str

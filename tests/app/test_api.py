@@ -69,6 +69,13 @@ def test_help_of_the_package_shows_its_functions() -> None:
         assert f"\n    {name}(" in shown.partition("FUNCTIONS")[2]
 
 
+def test_a_caller_catches_errors_by_the_package() -> None:
+    with pytest.raises(autotune.AutotuneError) as caught:
+        autotune.load("results/none")
+    assert isinstance(caught.value, autotune.StudyError)
+    assert {"AutotuneError", "FleetError"} <= {*dir(autotune)}
+
+
 @pytest.mark.cases("code")
 def test_a_room_of_a_functions_name_is_imported_as_ever(code: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -27,7 +27,7 @@ from autotune.space.built_in import SCRIPT_FILES
 from autotune.space.candidate import Candidate
 from autotune.testing import MEASURE
 from tests import snapshots
-from tests.captured import captured
+from tests.captured import captured, stand_in
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -152,12 +152,8 @@ def test_a_world_above_one_node_is_started_on_every_node(
     )
     # What torchrun would be told; the variable names another command in its place.
     script = tmp_path / "out" / "launch.sh"
-    stand_in = tmp_path / "python"
-    stand_in.write_text(
-        f'#!/bin/bash\nif [[ $1 = - ]]; then exec {sys.executable} "$@"; fi; echo "$@"'
-    )
-    stand_in.chmod(0o755)
-    env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
+    stand_in(tmp_path, "python", f'[[ $1 = - ]] && exec {sys.executable} "$@"; echo "$@"')
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")}
     host = socket.gethostname()
     text = captured(["bash", script], env={**env, "MASTER_ADDR": host}).stdout
     assert f"--nproc-per-node {per_node} " in text
@@ -189,11 +185,19 @@ def test_a_world_above_one_node_is_started_on_every_node(
 def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_named(tmp_path):
     out = export(tmp_path, micro_batch=2)
     assert "TORCH_EXTENSIONS_DIR" in (out / "README.md").read_text()
-    env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
-    for named, is_noted in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
-        done = captured(["bash", out / "launch.sh"], env={**env, **named})
+    shows = '[[ $4 = folder ]] && { echo "$BUILT"; exit; }; echo "[$TORCH_EXTENSIONS_DIR] $PATH"'
+    stand_in(tmp_path, "python", shows)
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")}
+    for variables, used in (
+        ({}, ""),
+        ({"BUILT": "/gone"}, ""),
+        ({"BUILT": str(out)}, f"[{out}] {tmp_path}:"),
+        ({"BUILT": str(out), "TORCH_EXTENSIONS_DIR": "/built"}, "[/built]"),
+    ):
+        done = captured(["bash", out / "launch.sh"], env={**env, **variables})
         assert done.returncode == 0
-        assert ("compiles DeepSpeed's extensions" in done.stderr) is is_noted
+        assert done.stdout.startswith(used or "[] ")
+        assert ("compiles DeepSpeed's extensions" in done.stderr) is (not used)
 
 
 def test_adapters_and_lengths_are_handed_out(tmp_path):

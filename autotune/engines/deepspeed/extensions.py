@@ -198,8 +198,13 @@ def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
 def main() -> None:
     """Build what the arguments name, and say what happens, or what went wrong, a line each.
 
-    Whoever started it ends it by a word on its standard input.
+    Whoever started it ends it by a word on its standard input. With `folder` nothing is built: it
+    says where the extensions are, if all of them are.
     """
+    if "folder" in sys.argv[2:]:
+        if not _missing(sys.argv[1], nvme=False):
+            print(extensions_folder(sys.argv[1]))
+        return
     try:
         build(
             sys.argv[1],

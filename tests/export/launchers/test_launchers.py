@@ -17,7 +17,7 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.export.base import Dialect, NodeLauncher
 from autotune.export.dialects.settings import FIELDS_FILE
 from autotune.export.door import can_start
-from tests.captured import captured
+from tests.captured import captured, stand_in
 from tests.clusters.slurm import needs_slurm, slurm_cluster
 from tests.export.dialects.test_consumers import losses_of
 from tests.export.handed import GPUS, export, handed
@@ -80,12 +80,6 @@ def test_what_starts_nodes_starts_the_ranks_as_the_dialect_wants(tmp_path):
     (tmp_path / "b").mkdir()
     by_torchrun = export(handout, tmp_path / "b", "hf", "slurm")
     assert "torch.distributed.run" in (by_torchrun / "launch.sh").read_text()
-
-
-def stand_in(folder: Path, name: str, text: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-    path.chmod(0o755)
 
 
 def printed(command: list[str | Path], folder: Path, **variables: str) -> str:
