@@ -270,6 +270,7 @@ def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Sou
         launch=flags.launch,
         accelerate=flags.accelerate,
         consumer=None if flags.consumer is None else Consumer(flags.consumer),
+        takes_trainers=True,
     )
 
 

@@ -36,6 +36,7 @@ from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.engines.releases import release_of
 from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of
 
+_WORLD_NOT_KNOWN = "not known: rules that need it say nothing"
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE, _OF_OPTIMIZER = "file.key_twice", "offload.script_optimizer"
@@ -134,9 +135,11 @@ class CheckReport:
         source, environment = self.source, self.environment
         world = "?" if self.world is None else self.world
         place = f"{source.path}" + f", as {source.asked} uses it" * (source.path != source.asked)
+        release = f"DeepSpeed {environment.deepspeed_version}"
+        engine = {True: release, False: "without DeepSpeed", None: f"perhaps {release}"}
         return (
-            f"{place}: read by {source.consumer} ({source.because}), DeepSpeed "
-            f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
+            f"{place}: read by {source.consumer} ({source.because}), "
+            f"{engine[source.has_deepspeed]}, {environment.accelerator}, world {world} "
             f"({self.world_because}){self.without_words}"
         )
 
@@ -248,12 +251,12 @@ def _as_json(value: Any) -> Any:
 class _Looked:
     """One look at a configuration."""
 
-    violations: tuple[Violation, ...]
-    unknown: frozenset[tuple[str, ...]]
-    unknown_facts: frozenset[str]
-    """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
+    violations: tuple[Violation, ...] = ()
+    unknown: frozenset[tuple[str, ...]] = frozenset()
+    unknown_facts: frozenset[str] = frozenset()
+    """Facts that rules asked for and nobody knows."""
 
 
 def check(
@@ -429,6 +432,10 @@ def _look(
     world: int | None = None,
 ) -> _Looked:
     """Judge once; `world`: as an earlier look took it."""
+    if not source.has_deepspeed:
+        because = source.world_because if source.world else _WORLD_NOT_KNOWN
+        found = tuple(huggingface.of_accelerates_file(source))
+        return _Looked(world=source.world, world_because=because, violations=found)
     filled_in, unknown = filled(config, source)
     after: Mapping[str, Any] = filled_in
     if _may_read_itself(source):
@@ -480,6 +487,8 @@ def without_world(why: str = "") -> NotJudged:
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
+    if not source.has_deepspeed:
+        return
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
     if not is_read(version):
@@ -551,7 +560,7 @@ def _world(
     given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
     sizes = [size for size in given if type(size) is int and size > 0]
     if len(sizes) < len(given):
-        return None, "not known: rules that need it say nothing"
+        return None, _WORLD_NOT_KNOWN
     micro, accum, total = sizes
     if total % (micro * accum):
         return None, f"not known: {total} is no multiple of {micro} * {accum}"

@@ -22,7 +22,7 @@ from autotune.engines.deepspeed.sources import openrlhf
 from autotune.engines.deepspeed.sources.accelerate import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
-from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
+from autotune.engines.deepspeed.sources.launch import MEGATRON
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.deepspeed.sources.script import (
@@ -52,7 +52,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
-_ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
+ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 
 
@@ -134,7 +134,7 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     program = PurePath(source.line.script).name
     reader = source.reader or trainer_of(given) or ("" if program.endswith(".py") else program)
     evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
-    asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
+    asks = reader in ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
     is_sure = script or source.reader or reader == program != ""
     if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
         rule, surely = "huggingface.evaluation_alone", _surely(bool(is_sure))
@@ -187,11 +187,12 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         name = row.get("name") or row["when"].split()[0].partition("=")[0]
         value_of = partial(_argument, source, reader, program)
+        is_deepspeeds = "" if "beside" in row else " deepspeed"
         try:
-            if not holds(row["when"], value_of):
+            if not holds(row["when"] + is_deepspeeds, value_of):
                 continue
         except UnknownFactError as error:
-            if source.arguments.get(name) and str(error) not in (_STAGE, name):
+            if source.arguments.get(name) and str(error) not in ("deepspeed", _STAGE, name):
                 yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
             continue
         since = f" since {row['since']}" if "since" in row else ""
@@ -238,14 +239,21 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     Raises:
         UnknownFactError: Nobody knows it.
     """
+    if source.has_deepspeed is None and name in ("deepspeed", _STAGE):
+        raise UnknownFactError(name)
+    stage = (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None
     value = {
-        _STAGE: look_up(source.config, _STAGE) or 0,
+        _STAGE: stage,
         **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
         "world": source.world,
         "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
-    }.get(name, look_up({**source.config, **source.arguments}, name) if "." in name else None)
+        "deepspeed": source.has_deepspeed,
+        "fsdp": source.arguments.get("fsdp") or source.fsdp,
+    }.get(name)
+    if "." in name and name != _STAGE:
+        value = look_up({**source.config, **source.arguments, "fsdp": source.fsdp}, name)
     is_open = isinstance(value, str) and (value == AUTO or "$" in value)
     own_defaults, is_own = source.own_defaults, program == reader in _MADE
     is_default = is_own or name not in _MADE.get(reader, (name,))
@@ -286,17 +294,18 @@ _COUNTS = ("num_gpus", "num_nodes")
 
 
 def device_violations(
-    ranks: Ranks, line: LaunchLine, visible: VisibleDevices | None
+    source: Source, ranks: Ranks, visible: VisibleDevices | None
 ) -> Iterator[Violation]:
     """What a launcher does with devices and ranks that are named and counted in two places.
 
     Args:
-        ranks: How the ranks come about.
-        line: What starts them.
+        source: What is trained, and the line that starts it.
+        ranks: How its ranks come about.
         visible: What variables or accelerate leave visible.
     """
-    is_deepspeeds = ranks.launcher == "deepspeed"
-    program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
+    line, is_deepspeeds = source.line, ranks.launcher == "deepspeed"
+    program = source.has_deepspeed and PurePath(line.script).name
+    per_node, flags = ranks.per_node, line.launcher_flags
     if program == "swift" and visible and per_node and visible.count > per_node:
         facts: dict[str, Any] = {"name": visible.source, "reader": "ms-swift"}
         facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"

@@ -37,6 +37,7 @@ from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_word
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
+    NO_FILE,
     Source,
     as_arguments,
     is_named_by,
@@ -47,6 +48,7 @@ from autotune.engines.deepspeed.sources.reading import (
     trainer_of,
 )
 from autotune.engines.deepspeed.sources.refusals import (
+    ASK_TO_TRAIN,
     device_violations,
     of_misfit,
     program_refusals,
@@ -92,6 +94,9 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
 
+_COMMANDS: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["commands"]
+"""Program -> its commands that train with Trainer."""
+
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
 """Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
 
@@ -124,6 +129,7 @@ def read_all(
     launch: str | None = None,
     accelerate: str | Path | None = None,
     consumer: Consumer | None = None,
+    takes_trainers: bool = False,
 ) -> list[Source]:
     """Read the configurations of a file, at least one, and whatever goes with them.
 
@@ -137,6 +143,7 @@ def read_all(
         launch: The line that starts the training.
         accelerate: The accelerate YAML.
         consumer: Who reads the configuration, where nothing else tells.
+        takes_trainers: Whether trainings by Trainer without DeepSpeed are read as well.
 
     Raises:
         RenderError: A file cannot be read, or only the shell knows its name: UnknownNameError.
@@ -146,31 +153,35 @@ def read_all(
     """
     path = Path(path)
     text = read_text(path) if text is None else text
+    how: dict[str, Any] = {"world": world, "given": consumer, "takes_trainers": takes_trainers}
     if path.suffix == ".args":
         text = _script_of_arguments(path) or text
     if path.suffix == ".py":
         command = launch or f"python {shlex.quote(path.name)}"
         try:
-            return _of_shell(command, path, world=world, given=consumer)
+            return _of_shell(command, path, **how)
         except NotADsConfigError as error:
             kind = "a script whose code names no ds_config by a literal"
             raise _not_followed(path, kind, "unread_script") from error
     if path.suffix == ".args" or is_shell(text, path):
         named = (text, path) if launch is None else (launch, path.parent / LINE)
-        return _of_shell(*named, world=world, given=consumer)
+        return _of_shell(*named, **how)
     line = LaunchLine()
     if launch is not None:
         line = read_launch(launch)
     beside = None if accelerate is None else Path(accelerate)
-    asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
+    asked = _Asked(path=path, line=line, accelerate=beside, **how)
     try:
         return _read(path, text, asked)
     except NotADsConfigError as error:
         from autotune.engines.launches.jobs import commands_of_job  # as in `_of_shell`
 
         try:
-            return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
+            return _of_shell(commands_of_job(text, path), path, **how)
         except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
+            asked = replace(asked, arguments=path)
+            if type(other) is NotADsConfigError and (found := _of_trainer_alone(asked, text)):
+                return found
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
@@ -189,7 +200,7 @@ def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", Launc
     for command, line in _lines(shell):
         if line.consumer in (None, Consumer.ACCELERATE) and not (line.named or line.reader):
             line = _with_own_file(line, path)
-        if (line.kind or line.script) and _names_any(line):
+        if line.kind or line.script:
             yield command, line
 
 
@@ -257,13 +268,13 @@ def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
 
 def _accelerates_file(line: LaunchLine, folder: Path) -> AccelerateFile:
     if line.accelerate_config is None:
-        return AccelerateFile({}, None)
+        return NO_FILE
     path = folder / line.accelerate_config
     return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
-def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
-    """The configurations of the launch lines of a shell file."""
+def _of_shell(text: str, path: Path, **how: Any) -> list[Source]:
+    """The configurations of the launch lines of a shell file; `how` as of `_Asked`."""
     from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
 
     found: list[Source] = []
@@ -271,7 +282,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     not_judged: dict[int, AutotuneError] = {}
     shell = read_shell(text, path, follows=True)
     for command, line in _launches(shell, path):
-        asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
+        asked = _Asked(path=path, line=line, written=shell.written, **how)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         try:
@@ -335,7 +346,7 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
             reader=line.reader,
             world=openrlhf.world_of(line.arguments),
         )
-        return [_source(made, asked, AccelerateFile({}, None))]
+        return [_source(made, asked, NO_FILE)]
     if name is None and line.named is not None:
         try:
             return _of_named(line.named, asked, unread)
@@ -343,11 +354,57 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
             asked = replace(asked, arguments=named_path(line.named, asked.path))
     name = name or line.accelerate_config
     if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
-        file = AccelerateFile({}, None)
-        config = config_of(file, line.plugin)
+        config = config_of(NO_FILE, line.plugin)
         made = Source(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
-        return [_source(made, asked, file)]
-    return [] if name is None else _of_named(name, asked, unread)
+        return [_source(made, asked, NO_FILE)]
+    try:
+        found = [] if name is None else _of_named(name, asked, unread)
+    except NotADsConfigError:
+        if found := _of_trainer_alone(asked, text):
+            return found
+        raise
+    return found or _of_trainer_alone(asked, text)
+
+
+def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
+    """The training of a line, or of a file of arguments, without DeepSpeed; empty: none is seen.
+
+    Whether it is without is not known where accelerate may be told of it elsewhere, or a script
+    that is not there, or that speaks of it.
+    """
+    line, named = asked.line, asked.arguments
+    script, program = _script(line.script, asked.path), Path(line.script).name
+    data = {} if named is None else parsed(read_text(named), named).data
+    given = {**data, **line.arguments}
+    reader, is_command = trainer_of(given), line.command in _COMMANDS.get(program, ())
+    trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
+    if is_command:
+        evidence = f"{program} {line.command}"
+    elif reader and trains and (not program or "train" in program):
+        evidence = f"{named or 'the launch line'} has arguments of {reader}"
+    else:
+        evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
+    if not asked.takes_trainers or not evidence:
+        return []
+    path = line.accelerate_config and named_path(line.accelerate_config, asked.path)
+    file = AccelerateFile(parsed(read_text(path), path).data, path) if path else NO_FILE
+    told = {"multi_gpu", "use_fsdp"} & line.launcher_flags.keys() or given.get("fsdp")
+    is_without = bool(file.not_for or told or (reader and given.get("fsdp_config")))
+    if program and (is_command or line.kind != "accelerate") and not line.open_words:
+        is_read = script is not None and "deepspeed" not in read_text(script)
+        is_without |= is_command or reader != "" or is_read
+    made = Source(
+        path=asked.path,
+        text=text,
+        syntax="shell" if is_shell(text, asked.path) else "yaml",
+        config={},
+        is_made=True,
+        has_deepspeed=False if is_without else None,
+        consumer=Consumer.TRAINER,
+        is_guessed=False,
+        because=evidence,
+    )
+    return [_source(made, asked, file)]
 
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
@@ -414,6 +471,8 @@ class _Asked:
     """The file of Trainer's arguments that the line names beside it."""
     written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
+    takes_trainers: bool = False
+    """As of `read_all`."""
 
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
@@ -524,7 +583,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_filler(source),
         *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
-        *_unread_devices(line),
+        *_unread_devices(source),
+        *_without_deepspeed(source),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
         *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
@@ -566,7 +626,7 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     by_node = {**file.section, **line.plugin}
     ranks = replace(ranks, left_nodes=0) if by_node.get(OF_NODES[1]) else ranks  # pdsh starts them
     if source.accelerator != "cpu":
-        yield from device_violations(ranks, line, visible)
+        yield from device_violations(source, ranks, visible)
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
     is_other = file.path is None or file.not_for or "multi_gpu" in line.launcher_flags
     starts_deepspeed = line.uses_deepspeed or not is_other
@@ -599,12 +659,21 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(what="the number of ranks", why=why)
 
 
-def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
+def _without_deepspeed(source: Source) -> Iterator[NotJudged]:
+    """What no rule here knows of a training without DeepSpeed, or one that may be."""
+    if source.has_deepspeed is None:
+        why = f"give the line that starts it, and its files, with {flag('launch')}"
+        yield NotJudged(what="whether DeepSpeed trains", why=why)
+    elif not source.has_deepspeed and source.fsdp:
+        yield NotJudged(what="the settings of FSDP", why="no rule knows what torch does with them")
+
+
+def _unread_devices(source: Source) -> Iterator[NotJudged]:
     """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
 
     launcher/runner.py: fetch_hostfile; swift/arguments/sft_args.py: _init_deepspeed.
     """
-    flags = line.launcher_flags
+    line, flags = source.line, source.line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
         why = "the file is not read, without which DeepSpeed's launcher starts this node alone"
@@ -613,7 +682,7 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    is_swifts = Path(line.script).name == "swift"
+    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
     if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
