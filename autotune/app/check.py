@@ -195,7 +195,10 @@ def check_file(
     except NotADsConfigError as error:
         if launches := launches if is_asked else _launches(path, flags):  # settings, too
             return _of_launches(launches, flags)
-        raise _of_megatron(error) from error
+        try:
+            sources = _read(path, flags, takes_trainers=True)
+        except NotADsConfigError:
+            raise _of_megatron(error) from error
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]
@@ -262,15 +265,14 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     )
 
 
-def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
+def _read(path: Path, flags: CheckFlags, **how: Any) -> list[Source]:
     return read_all(
         path,
-        text=text,
+        **how,
         world=flags.world,
         launch=flags.launch,
         accelerate=flags.accelerate,
         consumer=None if flags.consumer is None else Consumer(flags.consumer),
-        takes_trainers=True,
     )
 
 

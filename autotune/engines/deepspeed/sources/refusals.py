@@ -196,10 +196,11 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
                 yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
             continue
         since = f" since {row['since']}" if "since" in row else ""
+        is_sure = bool(row.get("surely", not since))
         yield violation_of(
             "file.program_refuses",
             name,
-            consequence=_surely(not since and (program != _SAMPLERS or bool(samples))),
+            consequence=_surely(is_sure and (program != _SAMPLERS or bool(samples))),
             name=name,
             value=shown(name, value_of(name)),
             reader=program + since,
@@ -217,18 +218,24 @@ def _compares_samples(source: Source) -> bool | None:
 
 
 def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
-    """Arguments that a program does not have, and that are like one of its own."""
+    """Arguments that a program does not have; newer releases may have those like none of its own."""
     script, known = source.script, _NAMES.get(reader, {})
     names = () if known.get("unless") in source.line.set else known.get("names", ())
-    for name in sorted(source.arguments.keys() - names):
+    for name in sorted(source.arguments.keys() - names if names else ()):
         near = misspelt(name.removeprefix("--"), names) or ""
-        is_short = name in source.line.arguments and near.startswith(name)  # argparse takes it
-        if not near or near in source.arguments or is_short:
+        # argparse takes the beginning of a name
+        is_short = name in source.line.arguments and any(one.startswith(name) for one in names)
+        is_ignored = not near and known["consequence"] == "ignored"
+        if is_ignored or near in source.arguments or is_short:
             continue
         if script is None or name not in read_text(script):
             fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-            facts: dict[str, Any] = {"name": name, "reader": reader, "near": near, "fix": fix}
-            yield violation_of("file.misspelt_argument", consequence=known["consequence"], **facts)
+            facts: dict[str, Any] = {"name": name, "reader": reader, "fix": fix}
+            facts["guess"], consequence = f": did you mean {near}?", known["consequence"]
+            if not near:
+                facts |= {"guess": " in the releases that are known", "fix": f"leave {name} out"}
+                consequence = "may_raise"
+            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
@@ -288,6 +295,18 @@ def _as_number(number: float, has_exponent: bool) -> str:
     return f"{float(mantissa)!r}e{exponent}"
 
 
+def needs_device_each(source: Source) -> str:
+    """What ms-swift refuses where a rank has several devices; empty: nothing that it trains with.
+
+    swift/arguments/sft_args.py: _init_deepspeed, _init_fsdp; rlhf_args.py: _check_grpo, _check_gkd.
+    """
+    given = source.arguments
+    by_vllm = given.get("use_vllm") is True and given.get("rlhf_type") in ("grpo", "gkd")
+    used = {"DeepSpeed": source.has_deepspeed, "FSDP2": given.get("fsdp"), "vLLM": by_vllm}
+    is_swifts = PurePath(source.line.script).name == "swift"
+    return next((name for name in used if is_swifts and used[name]), "")
+
+
 _FILTERS = ("include", "exclude")
 _COUNTS = ("num_gpus", "num_nodes")
 """Flags of DeepSpeed's launcher that name devices, and that count them."""
@@ -304,14 +323,19 @@ def device_violations(
         visible: What variables or accelerate leave visible.
     """
     line, is_deepspeeds = source.line, ranks.launcher == "deepspeed"
-    program = source.has_deepspeed and PurePath(line.script).name
+    program, needs = PurePath(line.script).name, needs_device_each(source)
     per_node, flags = ranks.per_node, line.launcher_flags
-    if program == "swift" and visible and per_node and visible.count > per_node:
+    if needs and visible and per_node and visible.count > per_node:
         facts: dict[str, Any] = {"name": visible.source, "reader": "ms-swift"}
-        facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"
+        facts["beside"] = f"{needs} and {format_count(per_node, 'rank')} a node"
         facts |= {"value": visible.names, "way": f"set NPROC_PER_NODE={visible.count}"}
         yield violation_of("file.program_refuses", **facts)
-    elif program == "llamafactory-cli" and ranks.world == 1 and "FORCE_TORCHRUN" not in line.set:
+    elif (
+        program == "llamafactory-cli"
+        and source.has_deepspeed
+        and ranks.world == 1
+        and "FORCE_TORCHRUN" not in line.set
+    ):
         facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
         facts["beside"] = "one device, for which it starts no torchrun"
         yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)

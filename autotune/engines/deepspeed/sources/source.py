@@ -50,6 +50,7 @@ from autotune.engines.deepspeed.sources.reading import (
 from autotune.engines.deepspeed.sources.refusals import (
     ASK_TO_TRAIN,
     device_violations,
+    needs_device_each,
     of_misfit,
     program_refusals,
     refusals,
@@ -384,7 +385,8 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
     else:
         evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
-    if not asked.takes_trainers or not evidence:
+    is_megatrons = "global_batch_size" in given
+    if not asked.takes_trainers or not evidence or is_megatrons:
         return []
     path = line.accelerate_config and named_path(line.accelerate_config, asked.path)
     file = AccelerateFile(parsed(read_text(path), path).data, path) if path else NO_FILE
@@ -671,7 +673,7 @@ def _without_deepspeed(source: Source) -> Iterator[NotJudged]:
 def _unread_devices(source: Source) -> Iterator[NotJudged]:
     """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
 
-    launcher/runner.py: fetch_hostfile; swift/arguments/sft_args.py: _init_deepspeed.
+    launcher/runner.py: fetch_hostfile.
     """
     line, flags = source.line, source.line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
@@ -682,9 +684,9 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
-    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
-        why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
+    needs = needs_device_each(source)
+    if needs and not line.kind and line.visible is None and line.ranks.world == 1:
+        why = f"the line does not set it: where it sees several devices, ms-swift refuses {needs}"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
 
 
