@@ -195,10 +195,10 @@ def check_file(
     except NotADsConfigError as error:
         if launches := launches if is_asked else _launches(path, flags):  # settings, too
             return _of_launches(launches, flags)
-        try:
-            sources = _read(path, flags, takes_trainers=True)
-        except NotADsConfigError:
-            raise _of_megatron(error) from error
+        raise _of_megatron(error) from error
+    if not any(source.has_deepspeed for source in sources):
+        launches = launches if is_asked else _launches(path, flags)
+        sources = [] if launches else sources
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]
@@ -265,10 +265,10 @@ def _of_megatron(error: NotADsConfigError) -> NotADsConfigError:
     )
 
 
-def _read(path: Path, flags: CheckFlags, **how: Any) -> list[Source]:
+def _read(path: Path, flags: CheckFlags, *, text: str | None = None) -> list[Source]:
     return read_all(
         path,
-        **how,
+        text=text,
         world=flags.world,
         launch=flags.launch,
         accelerate=flags.accelerate,

@@ -13,7 +13,6 @@ from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.text import named
-from autotune.base.units import format_count
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -22,7 +21,7 @@ from autotune.engines.deepspeed.sources import openrlhf
 from autotune.engines.deepspeed.sources.accelerate import ACCELERATE_ALONE
 from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_value
 from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
-from autotune.engines.deepspeed.sources.launch import MEGATRON
+from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
 from autotune.engines.deepspeed.sources.script import (
@@ -42,7 +41,7 @@ from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violat
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
 """Program -> arguments that it refuses: a condition (`holds`), words, and since when alone."""
-_MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
+MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
@@ -179,14 +178,14 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
         return
     is_swifts = PurePath(source.line.script).name == "swift"
     reader = source.reader or trainer_of(source.arguments) or (SWIFT if is_swifts else "")
-    samples = _compares_samples(source)  # those of `_MADE` check TRL's arguments themselves
-    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in _MADE)
+    samples = _compares_samples(source)  # those of `MADE` check TRL's arguments themselves
+    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in MADE)
     others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
     yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
-        name = row.get("name") or row["when"].split()[0].partition("=")[0]
         value_of = partial(_argument, source, reader, program)
+        name = filled(row.get("name") or row["when"].split()[0].partition("=")[0], value_of)
         is_deepspeeds = "" if "beside" in row else " deepspeed"
         try:
             if not holds(row["when"] + is_deepspeeds, value_of):
@@ -218,24 +217,24 @@ def _compares_samples(source: Source) -> bool | None:
 
 
 def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
-    """Arguments that a program does not have; newer releases may have those like none of its own."""
-    script, known = source.script, _NAMES.get(reader, {})
-    names = () if known.get("unless") in source.line.set else known.get("names", ())
-    for name in sorted(source.arguments.keys() - names if names else ()):
+    """Arguments that a program does not have; those like none of its own newer releases may."""
+    given, known = source.arguments, _NAMES.get(reader)
+    if known is None or known.get("unless") in source.line.set:
+        return
+    names, code = known["names"], "" if source.script is None else read_text(source.script)
+    for name in sorted(given.keys() - names):
         near = misspelt(name.removeprefix("--"), names) or ""
         # argparse takes the beginning of a name
         is_short = name in source.line.arguments and any(one.startswith(name) for one in names)
-        is_ignored = not near and known["consequence"] == "ignored"
-        if is_ignored or near in source.arguments or is_short:
+        if is_short or near in given or name in code:
             continue
-        if script is None or name not in read_text(script):
-            fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-            facts: dict[str, Any] = {"name": name, "reader": reader, "fix": fix}
-            facts["guess"], consequence = f": did you mean {near}?", known["consequence"]
-            if not near:
-                facts |= {"guess": " in the releases that are known", "fix": f"leave {name} out"}
-                consequence = "may_raise"
-            yield violation_of("file.misspelt_argument", consequence=consequence, **facts)
+        facts: dict[str, Any] = {"name": name, "reader": reader, "fix": f"leave {name} out"}
+        facts |= {"guess": " in any release that is known", "consequence": "may_raise"}
+        if near:
+            facts |= {"guess": f": did you mean {near}?", "consequence": known["consequence"]}
+            facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
+        if near or known["consequence"] == "raised":
+            yield violation_of("file.misspelt_argument", **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
@@ -249,10 +248,14 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     if source.has_deepspeed is None and name in ("deepspeed", _STAGE):
         raise UnknownFactError(name)
     stage = (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None
+    visible = source.line.visible
     value = {
         _STAGE: stage,
         **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
         "world": source.world,
+        "per_node": source.per_node or source.line.ranks.world,
+        "visible": visible and visible.source,
+        "visible_devices": visible and visible.count,
         "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
@@ -261,9 +264,10 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     }.get(name)
     if "." in name and name != _STAGE:
         value = look_up({**source.config, **source.arguments, "fsdp": source.fsdp}, name)
-    is_open = isinstance(value, str) and (value == AUTO or "$" in value)
-    own_defaults, is_own = source.own_defaults, program == reader in _MADE
-    is_default = is_own or name not in _MADE.get(reader, (name,))
+    is_auto = value == AUTO and not name.endswith("device_map")
+    is_open = isinstance(value, str) and (is_auto or "$" in value)
+    own_defaults, is_own = source.own_defaults, program == reader in MADE
+    is_default = is_own or name not in MADE.get(reader, (name,))
     is_default |= own_defaults is not None and name not in own_defaults
     known = _NAMES.get(reader, {"names": source.line.arguments})["names"]
     is_short = any(map(name.startswith, source.line.arguments.keys() - known))  # argparse takes it
@@ -295,50 +299,22 @@ def _as_number(number: float, has_exponent: bool) -> str:
     return f"{float(mantissa)!r}e{exponent}"
 
 
-def needs_device_each(source: Source) -> str:
-    """What ms-swift refuses where a rank has several devices; empty: nothing that it trains with.
-
-    swift/arguments/sft_args.py: _init_deepspeed, _init_fsdp; rlhf_args.py: _check_grpo, _check_gkd.
-    """
-    given = source.arguments
-    by_vllm = given.get("use_vllm") is True and given.get("rlhf_type") in ("grpo", "gkd")
-    used = {"DeepSpeed": source.has_deepspeed, "FSDP2": given.get("fsdp"), "vLLM": by_vllm}
-    is_swifts = PurePath(source.line.script).name == "swift"
-    return next((name for name in used if is_swifts and used[name]), "")
-
-
 _FILTERS = ("include", "exclude")
 _COUNTS = ("num_gpus", "num_nodes")
 """Flags of DeepSpeed's launcher that name devices, and that count them."""
 
 
 def device_violations(
-    source: Source, ranks: Ranks, visible: VisibleDevices | None
+    ranks: Ranks, line: LaunchLine, visible: VisibleDevices | None
 ) -> Iterator[Violation]:
     """What a launcher does with devices and ranks that are named and counted in two places.
 
     Args:
-        source: What is trained, and the line that starts it.
-        ranks: How its ranks come about.
+        ranks: How the ranks come about.
+        line: What starts them.
         visible: What variables or accelerate leave visible.
     """
-    line, is_deepspeeds = source.line, ranks.launcher == "deepspeed"
-    program, needs = PurePath(line.script).name, needs_device_each(source)
-    per_node, flags = ranks.per_node, line.launcher_flags
-    if needs and visible and per_node and visible.count > per_node:
-        facts: dict[str, Any] = {"name": visible.source, "reader": "ms-swift"}
-        facts["beside"] = f"{needs} and {format_count(per_node, 'rank')} a node"
-        facts |= {"value": visible.names, "way": f"set NPROC_PER_NODE={visible.count}"}
-        yield violation_of("file.program_refuses", **facts)
-    elif (
-        program == "llamafactory-cli"
-        and source.has_deepspeed
-        and ranks.world == 1
-        and "FORCE_TORCHRUN" not in line.set
-    ):
-        facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
-        facts["beside"] = "one device, for which it starts no torchrun"
-        yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
+    flags, is_deepspeeds = line.launcher_flags, ranks.launcher == "deepspeed"
     for one in misfits(ranks, visible):
         if not is_deepspeeds or visible is None or one.rule != "visible_devices" or ranks.unlisted:
             yield of_misfit(one)

@@ -49,8 +49,8 @@ from autotune.engines.deepspeed.sources.reading import (
 )
 from autotune.engines.deepspeed.sources.refusals import (
     ASK_TO_TRAIN,
+    MADE,
     device_violations,
-    needs_device_each,
     of_misfit,
     program_refusals,
     refusals,
@@ -111,10 +111,12 @@ def read(path: str | Path, **how: Any) -> Source:
     """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
-        RenderError, NotADsConfigError: As in `read_all`.
+        RenderError, NotADsConfigError: As in `read_all`; also where DeepSpeed does not train.
         JobError: As there, or the file holds several.
     """
-    found = read_all(path, **how)
+    found = [one for one in read_all(path, **how) if one.has_deepspeed]
+    if not found:
+        raise NotADsConfigError(Path(path), "a training without DeepSpeed")
     if len(found) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         n = len(found)
@@ -130,9 +132,10 @@ def read_all(
     launch: str | None = None,
     accelerate: str | Path | None = None,
     consumer: Consumer | None = None,
-    takes_trainers: bool = False,
 ) -> list[Source]:
     """Read the configurations of a file, at least one, and whatever goes with them.
+
+    Trainings by Trainer without DeepSpeed count as some with an empty configuration.
 
     Args:
         path: A ds_config.json (JSON or Hjson); a file with a `deepspeed` key (a path or the
@@ -144,7 +147,6 @@ def read_all(
         launch: The line that starts the training.
         accelerate: The accelerate YAML.
         consumer: Who reads the configuration, where nothing else tells.
-        takes_trainers: Whether trainings by Trainer without DeepSpeed are read as well.
 
     Raises:
         RenderError: A file cannot be read, or only the shell knows its name: UnknownNameError.
@@ -154,31 +156,30 @@ def read_all(
     """
     path = Path(path)
     text = read_text(path) if text is None else text
-    how: dict[str, Any] = {"world": world, "given": consumer, "takes_trainers": takes_trainers}
     if path.suffix == ".args":
         text = _script_of_arguments(path) or text
     if path.suffix == ".py":
         command = launch or f"python {shlex.quote(path.name)}"
         try:
-            return _of_shell(command, path, **how)
+            return _of_shell(command, path, world=world, given=consumer)
         except NotADsConfigError as error:
             kind = "a script whose code names no ds_config by a literal"
             raise _not_followed(path, kind, "unread_script") from error
     if path.suffix == ".args" or is_shell(text, path):
         named = (text, path) if launch is None else (launch, path.parent / LINE)
-        return _of_shell(*named, **how)
+        return _of_shell(*named, world=world, given=consumer)
     line = LaunchLine()
     if launch is not None:
         line = read_launch(launch)
     beside = None if accelerate is None else Path(accelerate)
-    asked = _Asked(path=path, line=line, accelerate=beside, **how)
+    asked = _Asked(path=path, line=line, world=world, given=consumer, accelerate=beside)
     try:
         return _read(path, text, asked)
     except NotADsConfigError as error:
         from autotune.engines.launches.jobs import commands_of_job  # as in `_of_shell`
 
         try:
-            return _of_shell(commands_of_job(text, path), path, **how)
+            return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
         except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
             asked = replace(asked, arguments=path)
             if type(other) is NotADsConfigError and (found := _of_trainer_alone(asked, text)):
@@ -261,21 +262,21 @@ def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
         for _, line in _lines(shell):
-            file = _accelerates_file(line, folder)
+            file = _accelerates_file(line, folder / "command")
             world = world or line.ranks.world or file.n_processes
             n_nodes = max(n_nodes, line.ranks.n_nodes, line.n_nodes or file.n_machines or 1)
     return world, n_nodes
 
 
-def _accelerates_file(line: LaunchLine, folder: Path) -> AccelerateFile:
+def _accelerates_file(line: LaunchLine, base: Path) -> AccelerateFile:
     if line.accelerate_config is None:
         return NO_FILE
-    path = folder / line.accelerate_config
+    path = named_path(line.accelerate_config, base)
     return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
-def _of_shell(text: str, path: Path, **how: Any) -> list[Source]:
-    """The configurations of the launch lines of a shell file; `how` as of `_Asked`."""
+def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
+    """The configurations of the launch lines of a shell file."""
     from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
 
     found: list[Source] = []
@@ -283,7 +284,7 @@ def _of_shell(text: str, path: Path, **how: Any) -> list[Source]:
     not_judged: dict[int, AutotuneError] = {}
     shell = read_shell(text, path, follows=True)
     for command, line in _launches(shell, path):
-        asked = _Asked(path=path, line=line, written=shell.written, **how)
+        asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         try:
@@ -370,38 +371,33 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
 def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     """The training of a line, or of a file of arguments, without DeepSpeed; empty: none is seen.
 
-    Whether it is without is not known where accelerate may be told of it elsewhere, or a script
-    that is not there, or that speaks of it.
+    A file alone is taken as its program's own command starts it. It may have DeepSpeed where
+    accelerate is told elsewhere, or a script speaks of it or is not there.
     """
     line, named = asked.line, asked.arguments
     script, program = _script(line.script, asked.path), Path(line.script).name
     data = {} if named is None else parsed(read_text(named), named).data
     given = {**data, **line.arguments}
     reader, is_command = trainer_of(given), line.command in _COMMANDS.get(program, ())
-    trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
+    is_readers = reader and ("train" in program or not program)
+    evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
     if is_command:
         evidence = f"{program} {line.command}"
-    elif reader and trains and (not program or "train" in program):
+    elif is_readers and (given.get("do_train") is True or reader not in ASK_TO_TRAIN):
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
-    else:
-        evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
-    is_megatrons = "global_batch_size" in given
-    if not asked.takes_trainers or not evidence or is_megatrons:
+    if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
-    path = line.accelerate_config and named_path(line.accelerate_config, asked.path)
-    file = AccelerateFile(parsed(read_text(path), path).data, path) if path else NO_FILE
-    told = {"multi_gpu", "use_fsdp"} & line.launcher_flags.keys() or given.get("fsdp")
-    is_without = bool(file.not_for or told or (reader and given.get("fsdp_config")))
-    if program and (is_command or line.kind != "accelerate") and not line.open_words:
-        is_read = script is not None and "deepspeed" not in read_text(script)
-        is_without |= is_command or reader != "" or is_read
+    file = _accelerates_file(line, asked.path)
+    is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
+    is_read = reader or (script is not None and "deepspeed" not in read_text(script))
+    starts = line.kind != "accelerate" and is_read if program else reader in MADE
     made = Source(
         path=asked.path,
         text=text,
         syntax="shell" if is_shell(text, asked.path) else "yaml",
         config={},
         is_made=True,
-        has_deepspeed=False if is_without else None,
+        has_deepspeed=False if is_told or (is_command or starts) and not line.open_words else None,
         consumer=Consumer.TRAINER,
         is_guessed=False,
         because=evidence,
@@ -473,8 +469,6 @@ class _Asked:
     """The file of Trainer's arguments that the line names beside it."""
     written: Mapping[str, str | Unknown] = field(default_factory=dict)
     """As of `ShellText.written`."""
-    takes_trainers: bool = False
-    """As of `read_all`."""
 
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
@@ -628,7 +622,7 @@ def _of_devices(source: Source, ranks: Ranks, nodes: int | None) -> Iterator[Vio
     by_node = {**file.section, **line.plugin}
     ranks = replace(ranks, left_nodes=0) if by_node.get(OF_NODES[1]) else ranks  # pdsh starts them
     if source.accelerator != "cpu":
-        yield from device_violations(source, ranks, visible)
+        yield from device_violations(ranks, line, visible)
     is_alone = by_node.get(OF_NODES[0]) in (None, "pdsh") and not by_node.get(OF_NODES[1])
     is_other = file.path is None or file.not_for or "multi_gpu" in line.launcher_flags
     starts_deepspeed = line.uses_deepspeed or not is_other
@@ -684,9 +678,9 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    needs = needs_device_each(source)
-    if needs and not line.kind and line.visible is None and line.ranks.world == 1:
-        why = f"the line does not set it: where it sees several devices, ms-swift refuses {needs}"
+    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
+    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
+        why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
 
 
