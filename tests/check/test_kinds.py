@@ -477,7 +477,7 @@ def test_what_a_program_refuses_is_told_and_not_what_it_takes(
     tmp_path, program, clash, mend, level
 ):
     for given, is_refused in ((clash, True), ({**clash, **mend}, False)):
-        settings = {**DATA["SETTINGS"][program], **given, "deepspeed": "ds.json"}
+        settings = {**DATA["SETTINGS"][program], "deepspeed": "ds.json", **given}
         stage = settings.pop("zero", 2)
         (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
         (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))

@@ -204,7 +204,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
             value=shown(name, value_of(name)),
             reader=program + since,
             beside=filled(row.get("beside", "DeepSpeed"), value_of),
-            way=row.get("way", "DeepSpeed"),
+            way=filled(row.get("way", "DeepSpeed"), value_of),
         )
 
 

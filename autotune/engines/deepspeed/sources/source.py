@@ -390,14 +390,14 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     file = _accelerates_file(line, asked.path)
     is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
     is_read = reader or (script is not None and "deepspeed" not in read_text(script))
-    starts = line.kind != "accelerate" and is_read if program else reader in MADE
+    starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
     made = Source(
         path=asked.path,
         text=text,
         syntax="shell" if is_shell(text, asked.path) else "yaml",
         config={},
         is_made=True,
-        has_deepspeed=False if is_told or (is_command or starts) and not line.open_words else None,
+        has_deepspeed=None if not is_told and (line.open_words or not starts) else False,
         consumer=Consumer.TRAINER,
         is_guessed=False,
         because=evidence,
