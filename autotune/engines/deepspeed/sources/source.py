@@ -268,13 +268,6 @@ def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
     return world, n_nodes
 
 
-def _accelerates_file(line: LaunchLine, base: Path) -> AccelerateFile:
-    if line.accelerate_config is None:
-        return NO_FILE
-    path = named_path(line.accelerate_config, base)
-    return AccelerateFile(parsed(read_text(path), path).data, path)
-
-
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
     """The configurations of the launch lines of a shell file."""
     from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
@@ -387,17 +380,18 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
     if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
-    file = _accelerates_file(line, asked.path)
+    file = _accelerates_file(line, asked.path, asked.accelerate)
     is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
     is_read = reader or (script is not None and "deepspeed" not in read_text(script))
     starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
+    is_open = line.open_words or given.get("accelerate_config")  # TRL's, of any engine
     made = Source(
         path=asked.path,
         text=text,
         syntax="shell" if is_shell(text, asked.path) else "yaml",
         config={},
         is_made=True,
-        has_deepspeed=None if not is_told and (line.open_words or not starts) else False,
+        has_deepspeed=None if not is_told and (is_open or not starts) else False,
         consumer=Consumer.TRAINER,
         is_guessed=False,
         because=evidence,
@@ -473,29 +467,18 @@ class _Asked:
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
     """The configurations of a file."""
-    accelerate = asked.accelerate
-    if accelerate is None and asked.line.accelerate_config is not None:
-        accelerate = _from_line(asked.line.accelerate_config, path)
-    if accelerate is not None and _is_same(accelerate, path):
-        accelerate = None
-    accelerate_data = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
-    file = AccelerateFile(accelerate_data, accelerate)
-    sections = sections_of(text, path, asked.line, has_accelerate=accelerate is not None)
+    file = _accelerates_file(asked.line, path, asked.accelerate)
+    sections = sections_of(text, path, asked.line, has_accelerate=file.path is not None)
     return [_source(section, asked, file) for section in sections]
 
 
-def _from_line(name: str, asked: Path) -> Path | None:
-    """The accelerate YAML of a launch line, which may be meant for another folder.
-
-    None where a variable names it.
-    """
-    if "$" in name:
-        return None
-    return file_near(name, *asked.parents) or Path(name)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one == other or (os.path.isfile(one) and os.path.exists(other) and one.samefile(other))
+def _accelerates_file(line: LaunchLine, base: Path, given: Path | None = None) -> AccelerateFile:
+    """The accelerate YAML that is given or that a line names, but for `base` or a variable's."""
+    name = line.accelerate_config or "$"
+    path = given or (None if "$" in name else named_path(name, base))
+    if path is None or path.resolve() == base.resolve():
+        return NO_FILE
+    return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
 def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Source:
@@ -553,6 +536,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     no_gpus = arguments.get("use_cpu"), arguments.get("no_cuda"), file.data.get("use_cpu")
     is_for_cpu = any(one is True for one in no_gpus)
     is_whole = ranks and nodes and ranks % nodes == 0
+    is_seen = script is None or trains_with(script) is not False
     source = replace(
         section,
         asked=asked.path,
@@ -566,7 +550,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         arguments=arguments,
         unknown=section.unknown | frozenset(placeholders(section.config)),
         own_defaults=None if line.open_words else defaults,
-        is_trainers=_is_trainers(consumer, script),
+        is_trainers=consumer is Consumer.TRAINER or (None if is_seen else False),
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
         split=split,
@@ -589,12 +573,6 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
     refused = (*section.refused, *refusals(source), *devices, *_of_rank_flag(source), *lost)
     return replace(source, not_judged=not_judged, refused=refused)
-
-
-def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
-    if consumer is Consumer.TRAINER:
-        return True
-    return False if script is not None and trains_with(script) is False else None
 
 
 def _of_rank_flag(source: Source) -> Iterator[Violation]:
