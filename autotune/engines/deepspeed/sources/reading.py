@@ -62,6 +62,8 @@ SYNONYMS = {AXOLOTL_NAMES[_MICRO]: _MICRO}
 
 _TRAINERS = tuple((frozenset(keys), name) for keys, name in PROGRAMS["trainer"]["readers"])
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
+COMMANDS: Mapping[str, str] = PROGRAMS["trainer"]["commands"]
+"""Command that trains -> which of these it is."""
 _OF_ARGUMENTS = frozenset(PROGRAMS["trainer"]["arguments"])
 """Keys beside `deepspeed` that tell Trainer's arguments."""
 _SWIFTS = frozenset(PROGRAMS["swift"]["configurations"])
@@ -509,9 +511,10 @@ def as_arguments(data: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def trainer_of(data: Mapping[str, Any]) -> str:
-    """The program that reads a file of arguments; empty where nothing tells."""
-    return next((name for keys, name in _TRAINERS if keys <= data.keys()), "")
+def trainer_of(data: Mapping[str, Any], command: str = "") -> str:
+    """The program that reads arguments, also by its command; empty where nothing tells."""
+    found = (name for keys, name in _TRAINERS if keys <= data.keys())
+    return next(found, COMMANDS.get(command, ""))
 
 
 def _object_in(text: str, path: Path) -> Any:

@@ -33,7 +33,7 @@ from autotune.engines.deepspeed.sources.script import (
     prepares_no_loader,
     reads_name,
 )
-from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
+from autotune.engines.deepspeed.sources.training import defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import TRL, Ranks, VisibleDevices, typed
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
@@ -176,8 +176,7 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     """Arguments that Trainer or the program around it refuses, and what of them is not known."""
     if source.consumer is not Consumer.TRAINER and source.reader != openrlhf.READER:
         return
-    is_swifts = PurePath(source.line.script).name == "swift"
-    reader = source.reader or trainer_of(source.arguments) or (SWIFT if is_swifts else "")
+    reader = source.reader or trainer_of(source.arguments, source.line.started)
     samples = _compares_samples(source)  # those of `MADE` check TRL's arguments themselves
     trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in MADE)
     others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
@@ -247,23 +246,25 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     """
     if source.has_deepspeed is None and name in ("deepspeed", _STAGE):
         raise UnknownFactError(name)
-    stage = (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None
-    visible = source.line.visible
-    value = {
-        _STAGE: stage,
-        **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
-        "world": source.world,
+    visible, fsdp = source.line.visible, source.fsdp
+    known = {
+        _STAGE: (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None,
+        "deepspeed": source.has_deepspeed,
+        "fsdp": source.arguments.get("fsdp") or fsdp,
         "per_node": source.per_node or source.line.ranks.world,
+        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "visible": visible and visible.source,
         "visible_devices": visible and visible.count,
-        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
+        **{f"fsdp.{one}": setting for one, setting in fsdp.items()},
+    }
+    if name in known or name.startswith("fsdp."):
+        return known.get(name)
+    value = {
+        **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
+        "world": source.world,
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
-        "deepspeed": source.has_deepspeed,
-        "fsdp": source.arguments.get("fsdp") or source.fsdp,
-    }.get(name)
-    if "." in name and name != _STAGE:
-        value = look_up({**source.config, **source.arguments, "fsdp": source.fsdp}, name)
+    }.get(name, look_up({**source.config, **source.arguments}, name) if "." in name else None)
     is_auto = value == AUTO and not name.endswith("device_map")
     is_open = isinstance(value, str) and (is_auto or "$" in value)
     own_defaults, is_own = source.own_defaults, program == reader in MADE

@@ -37,6 +37,7 @@ from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_word
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
+    COMMANDS,
     NO_FILE,
     Source,
     as_arguments,
@@ -94,9 +95,6 @@ _OF_TRAINER_ALONE = frozenset(PROGRAMS["trainer"]["arguments_of_no_other"])
 """Arguments of Trainer that the scripts which call accelerate themselves do not have: those of
 transformers' `*_no_trainer.py` and of diffusers take batch, accumulation and learning rate by the
 same names."""
-
-_COMMANDS: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["commands"]
-"""Program -> its commands that train with Trainer."""
 
 _MADE_FROM = frozenset({"deepspeed", "deepspeed_stage", "zero_stage", "enable_deepspeed"})
 """Arguments from which scripts of DeepSpeedExamples, OpenRLHF, open-instruct, BEiT make one."""
@@ -371,12 +369,13 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     script, program = _script(line.script, asked.path), Path(line.script).name
     data = {} if named is None else parsed(read_text(named), named).data
     given = {**data, **line.arguments}
-    reader, is_command = trainer_of(given), line.command in _COMMANDS.get(program, ())
-    is_readers = reader and ("train" in program or not program)
+    reader, is_command = trainer_of(given, line.started), line.started in COMMANDS
+    is_readers = reader in MADE or (reader != "" and (script is None or trains_with(script)))
+    trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
     evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
     if is_command:
-        evidence = f"{program} {line.command}"
-    elif is_readers and (given.get("do_train") is True or reader not in ASK_TO_TRAIN):
+        evidence = line.started
+    elif is_readers and trains and ("train" in program or not program):
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
     if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
