@@ -196,20 +196,6 @@ def _script_of_arguments(path: Path) -> str:
     return next((f"python {shlex.quote(one.name)}" for one in scripts), "")
 
 
-def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", LaunchLine]]:
-    for command, line in _lines(shell):
-        if line.consumer in (None, Consumer.ACCELERATE) and not (line.named or line.reader):
-            line = _with_own_file(line, path)
-        if line.kind or line.script:
-            yield command, line
-
-
-def _names_any(line: LaunchLine) -> bool:
-    """Whether a line, or its script, says what DeepSpeed is given."""
-    names = (line.config, line.named, line.accelerate_config, line.plugin)
-    return any(names) or line.uses_deepspeed or line.reader == openrlhf.READER
-
-
 def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
     """Its commands with what they say, but for those that print them."""
     for command in shell.commands:
@@ -224,7 +210,10 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
 
     Trainer takes the one of its arguments, though accelerate is told another.
     """
+    if line.consumer not in (None, Consumer.ACCELERATE) or line.named or line.reader:
+        return line
     script = _script(line.script, asked)
+    names_any = line.config or line.accelerate_config or line.plugin or line.uses_deepspeed
     values = [one for one in line.arguments.values() if isinstance(one, str)]
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
@@ -235,12 +224,12 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
                 given = launch_of_words([str(script), *words])
                 path = named_path(given.config or "", path)
             (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
-            if Consumer.TRAINER in (given.consumer, section.consumer) or not _names_any(line):
+            if Consumer.TRAINER in (given.consumer, section.consumer) or not names_any:
                 arguments = {**given.arguments, **line.arguments}
                 named = replace(line, arguments=arguments, config=None, named=str(path))
                 found[str(path)] = named
     made = None if script is None else made_arguments(script, line.arguments)
-    if not found and made is not None and not _names_any(line):  # it may not be there
+    if not found and made is not None and not names_any:  # it may not be there
         return replace(line, named=text_or_none(made.known.get("deepspeed")))
     return next(iter(found.values())) if len(found) == 1 else line
 
@@ -274,7 +263,10 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     failed: dict[int, AutotuneError] = {}
     not_judged: dict[int, AutotuneError] = {}
     shell = read_shell(text, path, follows=True)
-    for command, line in _launches(shell, path):
+    for command, started in _lines(shell):
+        if not (started.kind or started.script):
+            continue
+        line = _with_own_file(started, path)
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
