@@ -36,7 +36,6 @@ from autotune.engines.launches.shell_words import PASSED_ON
 from autotune.engines.releases import release_of
 from autotune.space.rule import Level, NotJudged, Patch, Violation, facts_of
 
-_WORLD_NOT_KNOWN = "not known: rules that need it say nothing"
 _NO_WORLD = Unknown("nobody says how many ranks there are")
 _AT_RUN_TIME = "put in at run time"
 _KEY_TWICE, _OF_OPTIMIZER = "file.key_twice", "offload.script_optimizer"
@@ -433,9 +432,8 @@ def _look(
 ) -> _Looked:
     """Judge once; `world`: as an earlier look took it."""
     if not source.has_deepspeed:
-        because = source.world_because if source.world else _WORLD_NOT_KNOWN
         found = tuple(huggingface.of_accelerates_file(source))
-        return _Looked(world=source.world, world_because=because, violations=found)
+        return _Looked(world=source.world, world_because=source.world_because, violations=found)
     filled_in, unknown = filled(config, source)
     after: Mapping[str, Any] = filled_in
     if _may_read_itself(source):
@@ -487,11 +485,9 @@ def without_world(why: str = "") -> NotJudged:
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
-    if not source.has_deepspeed:
-        return
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
-    if not is_read(version):
+    if source.has_deepspeed and not is_read(version):
         yield NotJudged(
             what=f"DeepSpeed {version}", why=f"rules are of {OLDEST_READ} to {NEWEST_READ}"
         )
@@ -560,7 +556,7 @@ def _world(
     given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
     sizes = [size for size in given if type(size) is int and size > 0]
     if len(sizes) < len(given):
-        return None, _WORLD_NOT_KNOWN
+        return None, "not known: rules that need it say nothing"
     micro, accum, total = sizes
     if total % (micro * accum):
         return None, f"not known: {total} is no multiple of {micro} * {accum}"

@@ -23,7 +23,12 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
+from autotune.engines.deepspeed.sources.reading import (
+    COMMANDS,
+    Source,
+    placeholders,
+    trainer_of,
+)
 from autotune.engines.deepspeed.sources.script import (
     brings_cpu_optimizer,
     clips_to,
@@ -232,7 +237,9 @@ def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
         if near:
             facts |= {"guess": f": did you mean {near}?", "consequence": known["consequence"]}
             facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-        if near or known["consequence"] == "raised":
+        # A script of another name may be a fork, with arguments of its own.
+        is_own = source.line.started in COMMANDS or source.arguments_path is not None
+        if near or (is_own and known["consequence"] == "raised"):
             yield violation_of("file.misspelt_argument", **facts)
 
 
@@ -246,7 +253,9 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     """
     if source.has_deepspeed is None and name in ("deepspeed", _STAGE):
         raise UnknownFactError(name)
-    visible, fsdp = source.line.visible, source.fsdp
+    # DeepSpeed's launcher sets the devices itself.
+    visible = None if source.line.kind == "deepspeed" else source.line.visible
+    fsdp = source.fsdp
     known = {
         _STAGE: (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None,
         "deepspeed": source.has_deepspeed,

@@ -710,11 +710,9 @@ def _script(name: str, asked: Path) -> Path | None:
 
 def _counted(ranks: int | None, split: int, tells: str) -> tuple[int | None, str]:
     """The ranks that DeepSpeed counts, and what tells them."""
-    if ranks is None or split == 1:
-        return ranks, tells
-    if split == 0 or ranks % split:
+    if ranks is None or split == 0 or ranks % split:
         return None, "not known: rules that need it say nothing"
-    return ranks // split, f"{ranks} ranks, {split} to a model"
+    return ranks // split, tells if split == 1 else f"{ranks} ranks, {split} to a model"
 
 
 def _consumer(
