@@ -485,9 +485,11 @@ def without_world(why: str = "") -> NotJudged:
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
+    if not source.has_deepspeed:
+        return
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
-    if source.has_deepspeed and not is_read(version):
+    if not is_read(version):
         yield NotJudged(
             what=f"DeepSpeed {version}", why=f"rules are of {OLDEST_READ} to {NEWEST_READ}"
         )

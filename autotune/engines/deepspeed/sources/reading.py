@@ -512,9 +512,9 @@ def as_arguments(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def trainer_of(data: Mapping[str, Any], command: str = "") -> str:
-    """The program that reads arguments, also by its command; empty where nothing tells."""
+    """The program that reads arguments, by its command or by them; empty where nothing tells."""
     found = (name for keys, name in _TRAINERS if keys <= data.keys())
-    return next(found, COMMANDS.get(command, ""))
+    return COMMANDS.get(command) or next(found, "")
 
 
 def _object_in(text: str, path: Path) -> Any:
