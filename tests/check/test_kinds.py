@@ -485,6 +485,15 @@ def test_a_file_of_arguments_without_deepspeed_is_judged(tmp_path, name, more, e
         read(tmp_path / name)
 
 
+def test_ranks_that_a_refusal_asks_for_are_asked_for(tmp_path):
+    settings = {**DATA["SETTINGS"]["LLaMA-Factory"], "do_train": True, "use_badam": True}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (report,) = check_file(tmp_path / "settings.yaml", CheckFlags())
+    assert "use_badam beside the number of ranks (give it with --world)" in map(
+        str, report.not_judged
+    )
+
+
 def test_a_file_of_arguments_that_trains_nothing_is_none(tmp_path):
     (tmp_path / "chat.yaml").write_text(yaml.safe_dump(DATA["SETTINGS"]["LLaMA-Factory"]))
     with pytest.raises(JobError, match="arguments without a deepspeed key"):

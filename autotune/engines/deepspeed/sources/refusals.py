@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.base.data import table_beside
+from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
@@ -196,7 +197,9 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
                 continue
         except UnknownFactError as error:
             if source.arguments.get(name) and str(error) not in ("deepspeed", _STAGE, name):
-                yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
+                counts = {"world": ("the number of ranks", f"give it with {flag('world')}")}
+                other, why = counts.get(str(error), (error, source.arguments_unread))
+                yield NotJudged(what=f"{name} beside {other}", why=why)
             continue
         since = f" since {row['since']}" if "since" in row else ""
         is_sure = bool(row.get("surely", not since))
@@ -335,9 +338,9 @@ def device_violations(
     if filters and (others := counts + filters[1:]):
         yield of_misfit(misfit("named_and_counted", named=filters[0], counted=others[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
-        row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
+        row, first = "named_twice" if filters else "counted_beside", (filters or counts)[0]
         seen, names = visible.source, visible.names
-        yield of_misfit(misfit(row, "ignored", flag=flag, source=seen, names=names))
+        yield of_misfit(misfit(row, "ignored", flag=first, source=seen, names=names))
 
 
 def of_misfit(one: Misfit) -> Violation:
