@@ -57,14 +57,14 @@ def examine(root: Path, version: str) -> Repository:
 def _add(found: Repository, path: Path, version: str) -> None:
     flags = CheckFlags(accelerator="cuda", deepspeed_version=version)
     try:
-        reports = check_file(path, flags)
+        reports = [one for one in check_file(path, flags) if one.source.has_deepspeed]
     except NotADsConfigError:
-        found.counts["no configuration"] += 1
-        return
+        reports = []
     except AutotuneError as error:
         print(f"{found.name}: {error.message}", file=sys.stderr)
         found.counts["not read"] += 1
         return
+    found.counts["no configuration"] += not reports  # or a training without DeepSpeed
     for report in reports:
         found.counts[_verdict(report)] += 1
         for one in report.found:

@@ -196,6 +196,9 @@ def check_file(
         if launches := launches if is_asked else _launches(path, flags):  # settings, too
             return _of_launches(launches, flags)
         raise _of_megatron(error) from error
+    if not any(source.has_deepspeed for source in sources):
+        launches = launches if is_asked else _launches(path, flags)
+        sources = [] if launches else sources
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]

@@ -41,7 +41,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         found += [*_overruled(config, source), *_unmapped(config, source)]
         found += [*_replaced(config, source), *of_stage(config, source)]
     found += [*_old_bf16(config, source), *_accumulation(config, source), *_flags(config, source)]
-    return [*found, *_precision(config, source), *_yaml_file(source)]
+    return [*found, *_precision(config, source), *of_accelerates_file(source)]
 
 
 def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
@@ -354,7 +354,8 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
         yield violation_of("huggingface.mixed_precision", asked=asked, name=other)
 
 
-def _yaml_file(source: Source) -> Iterator[Violation]:
+def of_accelerates_file(source: Source) -> Iterator[Violation]:
+    """Violations of accelerate's YAML, by itself and beside the configuration."""
     if source.accelerate.path is not None:
         yield from accelerate.violations(
             source.accelerate.data,
@@ -368,5 +369,5 @@ def _yaml_file(source: Source) -> Iterator[Violation]:
         )
         named, file = ", ".join(source.beside_file), source.path.name
         yield violation_of("huggingface.accelerate_duplicate", *at, named=named, file=file)
-    if source.not_for:
+    if source.not_for and source.has_deepspeed:
         yield violation_of("huggingface.not_deepspeed", kind=source.not_for)

@@ -134,9 +134,11 @@ class CheckReport:
         source, environment = self.source, self.environment
         world = "?" if self.world is None else self.world
         place = f"{source.path}" + f", as {source.asked} uses it" * (source.path != source.asked)
+        release = f"DeepSpeed {environment.deepspeed_version}"
+        engine = {True: release, False: "without DeepSpeed", None: f"perhaps {release}"}
         return (
-            f"{place}: read by {source.consumer} ({source.because}), DeepSpeed "
-            f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
+            f"{place}: read by {source.consumer} ({source.because}), "
+            f"{engine[source.has_deepspeed]}, {environment.accelerator}, world {world} "
             f"({self.world_because}){self.without_words}"
         )
 
@@ -248,12 +250,12 @@ def _as_json(value: Any) -> Any:
 class _Looked:
     """One look at a configuration."""
 
-    violations: tuple[Violation, ...]
-    unknown: frozenset[tuple[str, ...]]
-    unknown_facts: frozenset[str]
-    """Facts that rules asked for and nobody knows."""
     world: int | None
     world_because: str
+    violations: tuple[Violation, ...] = ()
+    unknown: frozenset[tuple[str, ...]] = frozenset()
+    unknown_facts: frozenset[str] = frozenset()
+    """Facts that rules asked for and nobody knows."""
 
 
 def check(
@@ -429,6 +431,9 @@ def _look(
     world: int | None = None,
 ) -> _Looked:
     """Judge once; `world`: as an earlier look took it."""
+    if not source.has_deepspeed:
+        found = tuple(huggingface.of_accelerates_file(source))
+        return _Looked(world=source.world, world_because=source.world_because, violations=found)
     filled_in, unknown = filled(config, source)
     after: Mapping[str, Any] = filled_in
     if _may_read_itself(source):
@@ -480,6 +485,8 @@ def without_world(why: str = "") -> NotJudged:
 def _not_judged(source: Source, looked: _Looked, version: str) -> Iterator[NotJudged]:
     """What decides whether a configuration runs, and nobody here could read."""
     yield from source.not_judged
+    if not source.has_deepspeed:
+        return
     if source.reader == neox.READER:
         yield neox.OWN_CHECKS
     if not is_read(version):

@@ -208,6 +208,14 @@ def test_a_file_for_something_else_is_not_read_so_closely():
     assert told({"compute_environment": "AMAZON_SAGEMAKER", "anything": 1}) == []
 
 
+@pytest.mark.parametrize(("version", "is_refused"), [(2, True), (1, False)])
+def test_fsdp2_needs_a_size_to_shard_over(version, is_refused):
+    sizes = {"parallelism_config_tp_size": 8}
+    data = file_with(distributed_type="FSDP", parallelism_config=sizes)
+    found = violations(data | {"fsdp_config": {"fsdp_version": version}}, ranks=8)
+    assert any("nothing to shard over" in one.message for one in found) == is_refused
+
+
 @pytest.mark.cases("sizes", "is_taken")
 def test_sizes_that_the_ranks_do_not_make(sizes, is_taken):
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}

@@ -9,6 +9,7 @@ import yaml
 
 from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import JobError
+from autotune.check import read
 from tests.cases import data_beside
 
 DATA = data_beside(__file__)
@@ -447,14 +448,56 @@ def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeyp
         judged(tmp_path, "#!/bin/bash\nllamafactory-cli webchat factory.yaml\n")
 
 
-def test_a_setting_that_axolotl_leaves_out_is_warned_of(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "name", "says"),
+    [
+        ("axolotl", "adam_eps", "did you mean adam_epsilon?"),
+        ("LLaMA-Factory", "sft_packs", "is no argument of LLaMA-Factory in any release"),
+        ("ms-swift", "of_a_fork", "is no argument of ms-swift in any release"),
+        ("axolotl", "of_a_plugin", ""),
+    ],
+)
+def test_a_setting_that_may_be_left_out_or_new_is_warned_of(tmp_path, program, name, says):
     (tmp_path / "auto.json").write_text(FILES["auto.json"])
-    settings = {**DATA["SETTINGS"]["axolotl"], "deepspeed": "auto.json", "adam_eps": 1e-6}
+    settings = {**DATA["SETTINGS"][program], "deepspeed": "auto.json", name: 1}
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     (report,) = check_file(tmp_path / "settings.yaml", CheckFlags(world=2))
-    (found,) = report.found
-    assert (found.violation.rule, found.violation.level) == ("file.misspelt_argument", "warning")
-    assert "did you mean adam_epsilon?" in found.violation.message
+    found = [(one.violation.rule, one.violation.level) for one in report.found]
+    assert found == [("file.misspelt_argument", "warning")] * bool(says)
+    assert all(says in one.violation.message for one in report.found)
+
+
+WITHOUT = [
+    ("factory.yaml", {"do_train": True}, "without DeepSpeed", True),
+    ("factory.yaml", {"do_train": True, "fsdp": "full_shard"}, "without DeepSpeed", None),
+    ("trl.yaml", {}, "perhaps DeepSpeed", None),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "engine", "would_run"), WITHOUT)
+def test_a_file_of_arguments_without_deepspeed_is_judged(tmp_path, name, more, engine, would_run):
+    program = {"factory.yaml": "LLaMA-Factory", "trl.yaml": "TRL"}[name]
+    (tmp_path / name).write_text(yaml.safe_dump({**DATA["SETTINGS"][program], **more}))
+    (report,) = check_file(tmp_path / name, CheckFlags(world=2, deepspeed_version="0.19.8"))
+    assert f"{engine}{' 0.19.8' * (engine[0] == 'p')}, cuda, world 2 (given)" in report.about
+    assert report.would_run(fixed=False) is would_run
+    with pytest.raises(JobError, match="a training without DeepSpeed"):
+        read(tmp_path / name)
+
+
+def test_ranks_that_a_refusal_asks_for_are_asked_for(tmp_path):
+    settings = {**DATA["SETTINGS"]["LLaMA-Factory"], "do_train": True, "use_badam": True}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
+    (report,) = check_file(tmp_path / "settings.yaml", CheckFlags())
+    assert "use_badam beside the number of ranks (give it with --world)" in map(
+        str, report.not_judged
+    )
+
+
+def test_a_file_of_arguments_that_trains_nothing_is_none(tmp_path):
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(DATA["SETTINGS"]["LLaMA-Factory"]))
+    with pytest.raises(JobError, match="arguments without a deepspeed key"):
+        check_file(tmp_path / "chat.yaml", CheckFlags(world=2))
 
 
 @pytest.mark.parametrize(("program", "clash", "mend", "rule"), DATA["CLASHES"])
@@ -477,7 +520,7 @@ def test_what_a_program_refuses_is_told_and_not_what_it_takes(
     tmp_path, program, clash, mend, level
 ):
     for given, is_refused in ((clash, True), ({**clash, **mend}, False)):
-        settings = {**DATA["SETTINGS"][program], **given, "deepspeed": "ds.json"}
+        settings = {**DATA["SETTINGS"][program], "deepspeed": "ds.json", **given}
         stage = settings.pop("zero", 2)
         (tmp_path / "ds.json").write_text(FILES["auto.json"].replace("2}", f"{stage}}}"))
         (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))

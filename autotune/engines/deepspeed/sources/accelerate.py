@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.base.names import near_names
+from autotune.base.nested import look_up
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.schema import HOMES
 from autotune.engines.deepspeed.rules.sections import ACCELERATES, AUTO, SECTIONS
@@ -199,13 +200,16 @@ def _refused(
     section = data.get("deepspeed_config")
     if isinstance(section, Mapping) and kind == "DEEPSPEED":
         yield from _refused_in(section, fills_in)
-        given = data.get("parallelism_config")
-        if isinstance(given, Mapping):  # the launch's number comes before the file's
-            yield from _refused_sizes(given, ranks or data.get("num_processes"))
+    # The launch's number of ranks comes before the file's.
+    yield from _refused_sizes(data, ranks or data.get("num_processes"))
 
 
-def _refused_sizes(given: Mapping[str, Any], ranks: Any) -> Iterator[tuple[str, str, str]]:
-    """Sizes of `ParallelismConfig` that the ranks do not make."""
+def _refused_sizes(data: Mapping[str, Any], ranks: Any) -> Iterator[tuple[str, str, str]]:
+    """Sizes of `ParallelismConfig` that the ranks do not make, or that leave FSDP none."""
+    given = data.get("parallelism_config")
+    is_fsdp2 = look_up(data, "fsdp_config.fsdp_version") == 2
+    if not isinstance(given, Mapping):
+        return
     *sizes, shared = (given.get(f"{_SIZES}{name}_size", 1) for name in _AXES)
     if not all(type(one) is int and one > 0 for one in (*sizes, shared, ranks)):
         return
@@ -216,6 +220,9 @@ def _refused_sizes(given: Mapping[str, Any], ranks: Any) -> Iterator[tuple[str, 
     elif shared == 1 and prod(sizes) not in (1, ranks):
         why = f"{' * '.join(f'{name}_size' for name in _AXES)}={prod(sizes)} {beside}"
         yield "parallelism_config", why, f"set sizes whose product is {ranks}"
+    elif is_fsdp2 and prod(sizes) > sizes[1] * sizes[3] == 1:
+        why = "dp_shard_size=1 and cp_size=1 leave FSDP2 nothing to shard over"
+        yield "parallelism_config", why, "set dp_shard_size to 2 or more, another size to less"
 
 
 def _refused_in(section: Mapping[str, Any], fills_in: bool) -> Iterator[tuple[str, str, str]]:

@@ -98,6 +98,11 @@ class LaunchLine:
     """Ranks over which it splits a model without a pipeline; DeepSpeed leaves them out of its
     batch. 0: the line has a variable there."""
 
+    @property
+    def started(self) -> str:
+        """The name of its script and the word behind: `trl grpo`."""
+        return f"{PurePath(self.script).name} {self.command}"
+
 
 def read_launch(line: str) -> LaunchLine:
     """Read a line that starts `deepspeed`, `torchrun`, `accelerate launch` or a script.

@@ -32,7 +32,7 @@ from autotune.engines.deepspeed.sources.sections import (
     sections_inside,
 )
 from autotune.engines.launches.files import file_near, is_shell
-from autotune.engines.launches.line import typed
+from autotune.engines.launches.line import AXOLOTL, typed
 from autotune.space.rule import NotJudged, Violation
 from autotune.trial.guest.frameworks import AXOLOTL_NAMES
 
@@ -62,6 +62,8 @@ SYNONYMS = {AXOLOTL_NAMES[_MICRO]: _MICRO}
 
 _TRAINERS = tuple((frozenset(keys), name) for keys, name in PROGRAMS["trainer"]["readers"])
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
+COMMANDS: Mapping[str, str] = PROGRAMS["trainer"]["commands"]
+"""Command that trains -> which of these it is."""
 _OF_ARGUMENTS = frozenset(PROGRAMS["trainer"]["arguments"])
 """Keys beside `deepspeed` that tell Trainer's arguments."""
 _SWIFTS = frozenset(PROGRAMS["swift"]["configurations"])
@@ -78,7 +80,7 @@ class Parsed:
     """Keys of YAML that stand twice in one section, and the line of the last one."""
 
 
-_NO_LINE, _NO_FILE = LaunchLine(), AccelerateFile({}, None)
+_NO_LINE, NO_FILE = LaunchLine(), AccelerateFile({}, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,8 @@ class Source:
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that somebody fills in at run time: "auto" in `config`, or a placeholder."""
+    has_deepspeed: bool | None = True
+    """Whether DeepSpeed trains, or Trainer alone, and `config` is empty; None: nobody says."""
     consumer: Consumer = Consumer.DEEPSPEED
     is_guessed: bool = True
     """Whether nothing tells the consumer, so that DeepSpeed itself is taken for it."""
@@ -144,7 +148,7 @@ class Source:
     """What starts the training."""
     script: Path | None = None
     """The script that it starts, where that is there."""
-    accelerate: AccelerateFile = _NO_FILE
+    accelerate: AccelerateFile = NO_FILE
     """The accelerate YAML; without a path there is none."""
     world: int | None = None
     """Ranks, without those that the reader splits a model over."""
@@ -198,6 +202,19 @@ class Source:
         return self.line.mixed_precision or (
             None if is_refused else self.accelerate.mixed_precision
         )
+
+    @property
+    def fsdp(self) -> dict[str, Any]:
+        """Settings of FSDP, without a prefix of their names; empty where it does not train."""
+        given, file = self.arguments, self.accelerate
+        is_axolotls = self.reader == AXOLOTL and given.get("fsdp_config")
+        if not (file.not_for == "FSDP" or given.get("fsdp") or is_axolotls):
+            return {}
+        settings = {"version": given.get("fsdp_version")}
+        for place in (file.data, given):
+            if isinstance(section := place.get("fsdp_config"), Mapping):
+                settings |= {str(name).removeprefix("fsdp_"): section[name] for name in section}
+        return settings
 
     @property
     def not_for(self) -> str:
@@ -494,9 +511,10 @@ def as_arguments(data: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def trainer_of(data: Mapping[str, Any]) -> str:
-    """The program that reads a file of arguments; empty where nothing tells."""
-    return next((name for keys, name in _TRAINERS if keys <= data.keys()), "")
+def trainer_of(data: Mapping[str, Any], command: str = "") -> str:
+    """The program that reads arguments, by its command or by them; empty where nothing tells."""
+    found = (name for keys, name in _TRAINERS if keys <= data.keys())
+    return COMMANDS.get(command) or next(found, "")
 
 
 def _object_in(text: str, path: Path) -> Any:

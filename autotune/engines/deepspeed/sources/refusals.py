@@ -9,11 +9,11 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.base.data import table_beside
+from autotune.base.flags import flag
 from autotune.base.names import misspelt
 from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.text import named
-from autotune.base.units import format_count
 from autotune.base.user_text import read_text
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
@@ -24,7 +24,12 @@ from autotune.engines.deepspeed.sources.consumers import Consumer, is_known_valu
 from autotune.engines.deepspeed.sources.file_rules import violation_of, violations_of
 from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
-from autotune.engines.deepspeed.sources.reading import Source, placeholders, trainer_of
+from autotune.engines.deepspeed.sources.reading import (
+    COMMANDS,
+    Source,
+    placeholders,
+    trainer_of,
+)
 from autotune.engines.deepspeed.sources.script import (
     brings_cpu_optimizer,
     clips_to,
@@ -34,7 +39,7 @@ from autotune.engines.deepspeed.sources.script import (
     prepares_no_loader,
     reads_name,
 )
-from autotune.engines.deepspeed.sources.training import SWIFT, defaults_of
+from autotune.engines.deepspeed.sources.training import defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import TRL, Ranks, VisibleDevices, typed
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
@@ -42,7 +47,7 @@ from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violat
 _STAGE = "zero_optimization.stage"
 _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refused"]
 """Program -> arguments that it refuses: a condition (`holds`), words, and since when alone."""
-_MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
+MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
@@ -52,7 +57,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
-_ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
+ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 
 
@@ -134,7 +139,7 @@ def of_stage(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
     program = PurePath(source.line.script).name
     reader = source.reader or trainer_of(given) or ("" if program.endswith(".py") else program)
     evaluates = next((name for name in ("do_eval", "do_predict") if given.get(name) is True), "")
-    asks = reader in _ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
+    asks = reader in ASK_TO_TRAIN if reader or script is None else reads_name(script, "do_train")
     is_sure = script or source.reader or reader == program != ""
     if evaluates and stage in (0, 1, 2) and not given.get("do_train") and asks:
         rule, surely = "huggingface.evaluation_alone", _surely(bool(is_sure))
@@ -177,33 +182,36 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     """Arguments that Trainer or the program around it refuses, and what of them is not known."""
     if source.consumer is not Consumer.TRAINER and source.reader != openrlhf.READER:
         return
-    is_swifts = PurePath(source.line.script).name == "swift"
-    reader = source.reader or trainer_of(source.arguments) or (SWIFT if is_swifts else "")
-    samples = _compares_samples(source)  # those of `_MADE` check TRL's arguments themselves
-    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in _MADE)
+    reader = source.reader or trainer_of(source.arguments, source.line.started)
+    samples = _compares_samples(source)  # those of `MADE` check TRL's arguments themselves
+    trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in MADE)
     others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
     yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
-        name = row.get("name") or row["when"].split()[0].partition("=")[0]
         value_of = partial(_argument, source, reader, program)
+        name = filled(row.get("name") or row["when"].split()[0].partition("=")[0], value_of)
+        is_deepspeeds = "" if "beside" in row else " deepspeed"
         try:
-            if not holds(row["when"], value_of):
+            if not holds(row["when"] + is_deepspeeds, value_of):
                 continue
         except UnknownFactError as error:
-            if source.arguments.get(name) and str(error) not in (_STAGE, name):
-                yield NotJudged(what=f"{name} beside {error}", why=source.arguments_unread)
+            if source.arguments.get(name) and str(error) not in ("deepspeed", _STAGE, name):
+                counts = {"world": ("the number of ranks", f"give it with {flag('world')}")}
+                other, why = counts.get(str(error), (error, source.arguments_unread))
+                yield NotJudged(what=f"{name} beside {other}", why=why)
             continue
         since = f" since {row['since']}" if "since" in row else ""
+        is_sure = bool(row.get("surely", not since))
         yield violation_of(
             "file.program_refuses",
             name,
-            consequence=_surely(not since and (program != _SAMPLERS or bool(samples))),
+            consequence=_surely(is_sure and (program != _SAMPLERS or bool(samples))),
             name=name,
             value=shown(name, value_of(name)),
             reader=program + since,
             beside=filled(row.get("beside", "DeepSpeed"), value_of),
-            way=row.get("way", "DeepSpeed"),
+            way=filled(row.get("way", "DeepSpeed"), value_of),
         )
 
 
@@ -216,18 +224,26 @@ def _compares_samples(source: Source) -> bool | None:
 
 
 def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
-    """Arguments that a program does not have, and that are like one of its own."""
-    script, known = source.script, _NAMES.get(reader, {})
-    names = () if known.get("unless") in source.line.set else known.get("names", ())
-    for name in sorted(source.arguments.keys() - names):
+    """Arguments that a program does not have; those like none of its own newer releases may."""
+    given, known = source.arguments, _NAMES.get(reader)
+    if known is None or known.get("unless") in source.line.set:
+        return
+    names, code = known["names"], "" if source.script is None else read_text(source.script)
+    for name in sorted(given.keys() - names):
         near = misspelt(name.removeprefix("--"), names) or ""
-        is_short = name in source.line.arguments and near.startswith(name)  # argparse takes it
-        if not near or near in source.arguments or is_short:
+        # argparse takes the beginning of a name
+        is_short = name in source.line.arguments and any(one.startswith(name) for one in names)
+        if is_short or near in given or name in code:
             continue
-        if script is None or name not in read_text(script):
-            fix = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-            facts: dict[str, Any] = {"name": name, "reader": reader, "near": near, "fix": fix}
-            yield violation_of("file.misspelt_argument", consequence=known["consequence"], **facts)
+        facts: dict[str, Any] = {"name": name, "reader": reader, "fix": f"leave {name} out"}
+        facts |= {"guess": " in any release that is known", "consequence": "may_raise"}
+        if near:
+            facts |= {"guess": f": did you mean {near}?", "consequence": known["consequence"]}
+            facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
+        # A script of another name may be a fork, with arguments of its own.
+        is_own = source.line.started in COMMANDS or source.arguments_path is not None
+        if near or (is_own and known["consequence"] == "raised"):
+            yield violation_of("file.misspelt_argument", **facts)
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
@@ -238,17 +254,33 @@ def _argument(source: Source, reader: str, program: str, name: str) -> Any:
     Raises:
         UnknownFactError: Nobody knows it.
     """
+    if source.has_deepspeed is None and name in ("deepspeed", _STAGE):
+        raise UnknownFactError(name)
+    # DeepSpeed's launcher sets the devices itself.
+    visible = None if source.line.kind == "deepspeed" else source.line.visible
+    fsdp = source.fsdp
+    known = {
+        _STAGE: (look_up(source.config, _STAGE) or 0) if source.has_deepspeed else None,
+        "deepspeed": source.has_deepspeed,
+        "fsdp": source.arguments.get("fsdp") or fsdp,
+        "per_node": source.per_node or source.line.ranks.world,
+        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
+        "visible": visible and visible.source,
+        "visible_devices": visible and visible.count,
+        **{f"fsdp.{one}": setting for one, setting in fsdp.items()},
+    }
+    if name in known or name.startswith("fsdp."):
+        return known.get(name)
     value = {
-        _STAGE: look_up(source.config, _STAGE) or 0,
         **{one: typed(given) for one, given in source.line.set.items() if one.isupper()},
         "world": source.world,
-        "script": re.split("[./]", source.line.script.removesuffix(".py"))[-1],
         "eval_strategy": source.arguments.get("evaluation_strategy"),
         **source.arguments,
     }.get(name, look_up({**source.config, **source.arguments}, name) if "." in name else None)
-    is_open = isinstance(value, str) and (value == AUTO or "$" in value)
-    own_defaults, is_own = source.own_defaults, program == reader in _MADE
-    is_default = is_own or name not in _MADE.get(reader, (name,))
+    is_auto = value == AUTO and not name.endswith("device_map")
+    is_open = isinstance(value, str) and (is_auto or "$" in value)
+    own_defaults, is_own = source.own_defaults, program == reader in MADE
+    is_default = is_own or name not in MADE.get(reader, (name,))
     is_default |= own_defaults is not None and name not in own_defaults
     known = _NAMES.get(reader, {"names": source.line.arguments})["names"]
     is_short = any(map(name.startswith, source.line.arguments.keys() - known))  # argparse takes it
@@ -295,17 +327,7 @@ def device_violations(
         line: What starts them.
         visible: What variables or accelerate leave visible.
     """
-    is_deepspeeds = ranks.launcher == "deepspeed"
-    program, per_node, flags = PurePath(line.script).name, ranks.per_node, line.launcher_flags
-    if program == "swift" and visible and per_node and visible.count > per_node:
-        facts: dict[str, Any] = {"name": visible.source, "reader": "ms-swift"}
-        facts["beside"] = f"DeepSpeed and {format_count(per_node, 'rank')} a node"
-        facts |= {"value": visible.names, "way": f"set NPROC_PER_NODE={visible.count}"}
-        yield violation_of("file.program_refuses", **facts)
-    elif program == "llamafactory-cli" and ranks.world == 1 and "FORCE_TORCHRUN" not in line.set:
-        facts = {"name": "deepspeed", "value": "on", "reader": "LLaMA-Factory"}
-        facts["beside"] = "one device, for which it starts no torchrun"
-        yield violation_of("file.program_refuses", way="set FORCE_TORCHRUN=1", **facts)
+    flags, is_deepspeeds = line.launcher_flags, ranks.launcher == "deepspeed"
     for one in misfits(ranks, visible):
         if not is_deepspeeds or visible is None or one.rule != "visible_devices" or ranks.unlisted:
             yield of_misfit(one)
@@ -316,9 +338,9 @@ def device_violations(
     if filters and (others := counts + filters[1:]):
         yield of_misfit(misfit("named_and_counted", named=filters[0], counted=others[0]))
     elif visible is not None and (filters or "num_gpus" in flags):
-        row, flag = "named_twice" if filters else "counted_beside", (filters or counts)[0]
+        row, first = "named_twice" if filters else "counted_beside", (filters or counts)[0]
         seen, names = visible.source, visible.names
-        yield of_misfit(misfit(row, "ignored", flag=flag, source=seen, names=names))
+        yield of_misfit(misfit(row, "ignored", flag=first, source=seen, names=names))
 
 
 def of_misfit(one: Misfit) -> Violation:

@@ -37,6 +37,8 @@ from autotune.engines.deepspeed.sources.launch import LaunchLine, launch_of_word
 from autotune.engines.deepspeed.sources.layout import UNSPLIT, ExportedLayout, layout_beside
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
+    COMMANDS,
+    NO_FILE,
     Source,
     as_arguments,
     is_named_by,
@@ -47,6 +49,8 @@ from autotune.engines.deepspeed.sources.reading import (
     trainer_of,
 )
 from autotune.engines.deepspeed.sources.refusals import (
+    ASK_TO_TRAIN,
+    MADE,
     device_violations,
     of_misfit,
     program_refusals,
@@ -105,10 +109,12 @@ def read(path: str | Path, **how: Any) -> Source:
     """The one configuration of a file, with the arguments of `read_all`.
 
     Raises:
-        RenderError, NotADsConfigError: As in `read_all`.
+        RenderError, NotADsConfigError: As in `read_all`; also where DeepSpeed does not train.
         JobError: As there, or the file holds several.
     """
-    found = read_all(path, **how)
+    found = [one for one in read_all(path, **how) if one.has_deepspeed]
+    if not found:
+        raise NotADsConfigError(Path(path), "a training without DeepSpeed")
     if len(found) > 1:
         places = ", ".join(".".join(one.at) or str(one.path) for one in found)
         n = len(found)
@@ -126,6 +132,8 @@ def read_all(
     consumer: Consumer | None = None,
 ) -> list[Source]:
     """Read the configurations of a file, at least one, and whatever goes with them.
+
+    Trainings by Trainer without DeepSpeed count as some with an empty configuration.
 
     Args:
         path: A ds_config.json (JSON or Hjson); a file with a `deepspeed` key (a path or the
@@ -171,6 +179,9 @@ def read_all(
         try:
             return _of_shell(commands_of_job(text, path), path, world=world, given=consumer)
         except NotADsConfigError as other:  # it is no job, or starts nothing of DeepSpeed's
+            asked = replace(asked, arguments=path)
+            if type(other) is NotADsConfigError and (found := _of_trainer_alone(asked, text)):
+                return found
             raise (other if isinstance(other, NotFollowedError) else error) from None
 
 
@@ -183,20 +194,6 @@ def _script_of_arguments(path: Path) -> str:
     """The start of the script beside a file of arguments that reads it; empty: none does."""
     scripts = (one for one in sorted(path.parent.glob("*.py")) if path.name in files_named(one))
     return next((f"python {shlex.quote(one.name)}" for one in scripts), "")
-
-
-def _launches(shell: "ShellText", path: Path) -> Iterator[tuple["Command", LaunchLine]]:
-    for command, line in _lines(shell):
-        if line.consumer in (None, Consumer.ACCELERATE) and not (line.named or line.reader):
-            line = _with_own_file(line, path)
-        if (line.kind or line.script) and _names_any(line):
-            yield command, line
-
-
-def _names_any(line: LaunchLine) -> bool:
-    """Whether a line, or its script, says what DeepSpeed is given."""
-    names = (line.config, line.named, line.accelerate_config, line.plugin)
-    return any(names) or line.uses_deepspeed or line.reader == openrlhf.READER
 
 
 def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
@@ -213,7 +210,10 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
 
     Trainer takes the one of its arguments, though accelerate is told another.
     """
+    if line.consumer not in (None, Consumer.ACCELERATE) or line.named or line.reader:
+        return line
     script = _script(line.script, asked)
+    names_any = line.config or line.accelerate_config or line.plugin or line.uses_deepspeed
     values = [one for one in line.arguments.values() if isinstance(one, str)]
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
@@ -224,12 +224,12 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
                 given = launch_of_words([str(script), *words])
                 path = named_path(given.config or "", path)
             (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
-            if Consumer.TRAINER in (given.consumer, section.consumer) or not _names_any(line):
+            if Consumer.TRAINER in (given.consumer, section.consumer) or not names_any:
                 arguments = {**given.arguments, **line.arguments}
                 named = replace(line, arguments=arguments, config=None, named=str(path))
                 found[str(path)] = named
     made = None if script is None else made_arguments(script, line.arguments)
-    if not found and made is not None and not _names_any(line):  # it may not be there
+    if not found and made is not None and not names_any:  # it may not be there
         return replace(line, named=text_or_none(made.known.get("deepspeed")))
     return next(iter(found.values())) if len(found) == 1 else line
 
@@ -249,17 +249,10 @@ def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
     with contextlib.suppress(JobError, RenderError):
         shell = read_shell(shlex.join(words), folder / "command", follows=True)
         for _, line in _lines(shell):
-            file = _accelerates_file(line, folder)
+            file = _accelerates_file(line, folder / "command")
             world = world or line.ranks.world or file.n_processes
             n_nodes = max(n_nodes, line.ranks.n_nodes, line.n_nodes or file.n_machines or 1)
     return world, n_nodes
-
-
-def _accelerates_file(line: LaunchLine, folder: Path) -> AccelerateFile:
-    if line.accelerate_config is None:
-        return AccelerateFile({}, None)
-    path = folder / line.accelerate_config
-    return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
@@ -270,7 +263,10 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
     failed: dict[int, AutotuneError] = {}
     not_judged: dict[int, AutotuneError] = {}
     shell = read_shell(text, path, follows=True)
-    for command, line in _launches(shell, path):
+    for command, started in _lines(shell):
+        if not (started.kind or started.script):
+            continue
+        line = _with_own_file(started, path)
         asked = _Asked(path=path, line=line, world=world, given=given, written=shell.written)
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
@@ -335,7 +331,7 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
             reader=line.reader,
             world=openrlhf.world_of(line.arguments),
         )
-        return [_source(made, asked, AccelerateFile({}, None))]
+        return [_source(made, asked, NO_FILE)]
     if name is None and line.named is not None:
         try:
             return _of_named(line.named, asked, unread)
@@ -343,11 +339,55 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
             asked = replace(asked, arguments=named_path(line.named, asked.path))
     name = name or line.accelerate_config
     if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
-        file = AccelerateFile({}, None)
-        config = config_of(file, line.plugin)
+        config = config_of(NO_FILE, line.plugin)
         made = Source(path=asked.path, text=text, syntax="shell", config=config, is_made=True)
-        return [_source(made, asked, file)]
-    return [] if name is None else _of_named(name, asked, unread)
+        return [_source(made, asked, NO_FILE)]
+    try:
+        found = [] if name is None else _of_named(name, asked, unread)
+    except NotADsConfigError:
+        if found := _of_trainer_alone(asked, text):
+            return found
+        raise
+    return found or _of_trainer_alone(asked, text)
+
+
+def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
+    """The training of a line, or of a file of arguments, without DeepSpeed; empty: none is seen.
+
+    A file alone is taken as its program's own command starts it. It may have DeepSpeed where
+    accelerate is told elsewhere, or a script speaks of it or is not there.
+    """
+    line, named = asked.line, asked.arguments
+    script, program = _script(line.script, asked.path), Path(line.script).name
+    data = {} if named is None else parsed(read_text(named), named).data
+    given = {**data, **line.arguments}
+    reader, is_command = trainer_of(given, line.started), line.started in COMMANDS
+    is_readers = reader in MADE or (reader != "" and (script is None or trains_with(script)))
+    trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
+    evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
+    if is_command:
+        evidence = line.started
+    elif is_readers and trains and ("train" in program or not program):
+        evidence = f"{named or 'the launch line'} has arguments of {reader}"
+    if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
+        return []
+    file = _accelerates_file(line, asked.path, asked.accelerate)
+    is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
+    is_read = reader or (script is not None and "deepspeed" not in read_text(script))
+    starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
+    is_open = line.open_words or given.get("accelerate_config")  # TRL's, of any engine
+    made = Source(
+        path=asked.path,
+        text=text,
+        syntax="shell" if is_shell(text, asked.path) else "yaml",
+        config={},
+        is_made=True,
+        has_deepspeed=None if not is_told and (is_open or not starts) else False,
+        consumer=Consumer.TRAINER,
+        is_guessed=False,
+        because=evidence,
+    )
+    return [_source(made, asked, file)]
 
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
@@ -418,29 +458,18 @@ class _Asked:
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
     """The configurations of a file."""
-    accelerate = asked.accelerate
-    if accelerate is None and asked.line.accelerate_config is not None:
-        accelerate = _from_line(asked.line.accelerate_config, path)
-    if accelerate is not None and _is_same(accelerate, path):
-        accelerate = None
-    accelerate_data = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
-    file = AccelerateFile(accelerate_data, accelerate)
-    sections = sections_of(text, path, asked.line, has_accelerate=accelerate is not None)
+    file = _accelerates_file(asked.line, path, asked.accelerate)
+    sections = sections_of(text, path, asked.line, has_accelerate=file.path is not None)
     return [_source(section, asked, file) for section in sections]
 
 
-def _from_line(name: str, asked: Path) -> Path | None:
-    """The accelerate YAML of a launch line, which may be meant for another folder.
-
-    None where a variable names it.
-    """
-    if "$" in name:
-        return None
-    return file_near(name, *asked.parents) or Path(name)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one == other or (os.path.isfile(one) and os.path.exists(other) and one.samefile(other))
+def _accelerates_file(line: LaunchLine, base: Path, given: Path | None = None) -> AccelerateFile:
+    """The accelerate YAML that is given or that a line names, but for `base` or a variable's."""
+    name = line.accelerate_config or "$"
+    path = given or (None if "$" in name else named_path(name, base))
+    if path is None or path.resolve() == base.resolve():
+        return NO_FILE
+    return AccelerateFile(parsed(read_text(path), path).data, path)
 
 
 def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Source:
@@ -498,6 +527,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     no_gpus = arguments.get("use_cpu"), arguments.get("no_cuda"), file.data.get("use_cpu")
     is_for_cpu = any(one is True for one in no_gpus)
     is_whole = ranks and nodes and ranks % nodes == 0
+    is_seen = script is None or trains_with(script) is not False
     source = replace(
         section,
         asked=asked.path,
@@ -511,7 +541,7 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         arguments=arguments,
         unknown=section.unknown | frozenset(placeholders(section.config)),
         own_defaults=None if line.open_words else defaults,
-        is_trainers=_is_trainers(consumer, script),
+        is_trainers=consumer is Consumer.TRAINER or (None if is_seen else False),
         arguments_unread=_why_unread(line, script, reader),
         world=counted,
         split=split,
@@ -524,7 +554,8 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
         *_unread_filler(source),
         *_unread_trainer(source),
         *(_unknown_ranks(source) if line.script and not (world or ranks) else ()),
-        *_unread_devices(line),
+        *_unread_devices(source),
+        *_without_deepspeed(source),
         *_unread_file(source, line_arguments),
         *_untold_ranks(source),
         *(one for one in program_refusals(source) if isinstance(one, NotJudged)),
@@ -533,12 +564,6 @@ def _source(section: Source, asked: _Asked, accelerate: AccelerateFile) -> Sourc
     devices = _of_devices(source, line.ranks.of(ranks, on_a_node), nodes)
     refused = (*section.refused, *refusals(source), *devices, *_of_rank_flag(source), *lost)
     return replace(source, not_judged=not_judged, refused=refused)
-
-
-def _is_trainers(consumer: Consumer, script: Path | None) -> bool | None:
-    if consumer is Consumer.TRAINER:
-        return True
-    return False if script is not None and trains_with(script) is False else None
 
 
 def _of_rank_flag(source: Source) -> Iterator[Violation]:
@@ -599,12 +624,21 @@ def _unknown_ranks(source: Source) -> Iterator[NotJudged]:
         yield NotJudged(what="the number of ranks", why=why)
 
 
-def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
+def _without_deepspeed(source: Source) -> Iterator[NotJudged]:
+    """What no rule here knows of a training without DeepSpeed, or one that may be."""
+    if source.has_deepspeed is None:
+        why = f"give the line that starts it, and its files, with {flag('launch')}"
+        yield NotJudged(what="whether DeepSpeed trains", why=why)
+    elif not source.has_deepspeed and source.fsdp:
+        yield NotJudged(what="the settings of FSDP", why="no rule knows what torch does with them")
+
+
+def _unread_devices(source: Source) -> Iterator[NotJudged]:
     """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
 
-    launcher/runner.py: fetch_hostfile; swift/arguments/sft_args.py: _init_deepspeed.
+    launcher/runner.py: fetch_hostfile.
     """
-    flags = line.launcher_flags
+    line, flags = source.line, source.line.launcher_flags
     is_read = line.ranks.reaches_nodes or "no_ssh" in flags
     if line.kind == "deepspeed" and "hostfile" in flags and not is_read:
         why = "the file is not read, without which DeepSpeed's launcher starts this node alone"
@@ -613,7 +647,7 @@ def _unread_devices(line: LaunchLine) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    is_swifts = Path(line.script).name == "swift"
+    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
     if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
@@ -676,11 +710,9 @@ def _script(name: str, asked: Path) -> Path | None:
 
 def _counted(ranks: int | None, split: int, tells: str) -> tuple[int | None, str]:
     """The ranks that DeepSpeed counts, and what tells them."""
-    if ranks is None or split == 1:
-        return ranks, tells
-    if split == 0 or ranks % split:
+    if ranks is None or split == 0 or ranks % split:
         return None, "not known: rules that need it say nothing"
-    return ranks // split, f"{ranks} ranks, {split} to a model"
+    return ranks // split, tells if split == 1 else f"{ranks} ranks, {split} to a model"
 
 
 def _consumer(
