@@ -196,16 +196,6 @@ def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_n
         assert ("compiles DeepSpeed's extensions" in done.stderr) is is_noted
 
 
-def test_adapters_and_lengths_are_handed_out(tmp_path):
-    out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
-    settings = json.loads((out / "settings.json").read_text())
-    assert settings["lora"]["rank"] == 4
-    assert settings["lengths"]["histogram"] == [[4, 0.5], [9, 0.4], [16, 0.1]]
-    text = (out / "README.md").read_text()
-    assert "LoRA adapters of rank 4" in text
-    assert "padded to its longest" in text
-
-
 def test_the_script_is_that_of_the_trials(tmp_path):
     out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
     for name in ("train.py", "lengths.py"):

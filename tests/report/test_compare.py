@@ -21,7 +21,7 @@ from autotune.report.terminal.tables import print_parts
 from tests.report.test_terminal import finished
 from tests.report.told import printed
 from tests.report.wide import varied
-from tests.search.scripted import GIB, ok
+from tests.search.scripted import ok
 
 JOB = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 16\nworld: 2\nprecision: fp32\n"
 
@@ -61,15 +61,6 @@ def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> 
     assert set(frame["interval_from"]) == {"runs"}, "both studies have a final comparison"
     assert dict(frame.dtypes) == dict(replace(comparison, candidates=[]).table.dtypes)
     assert str(frame["ratio"].dtype) == "float64"
-
-
-def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
-    for name, story in comparison.stories.items():
-        counts = {outcome.value: n for outcome, n in story.history.counts.items()}
-        assert {outcome: n for outcome, n in comparison.outcomes[name].items() if n} == counts
-        (row,) = (one for one in comparison.bests if one["run"] == name)
-        assert row["speedup"] == story.answer.speedup.ratio
-        assert row["samples_per_s"] == story.answer.best.samples_per_s
 
 
 def test_differences_are_warned_of(comparison: StudyComparison) -> None:
@@ -276,23 +267,6 @@ def shown(comparison: StudyComparison, width: int = 80) -> str:
     return printed(print_parts, comparison.parts(), width=width)
 
 
-@pytest.mark.parametrize("n_studies", [2, 4])
-def test_studies_without_a_shared_knob_have_no_section_of_none(
-    comparison: StudyComparison, n_studies: int
-) -> None:
-    """Each of the knobs acts in one of them alone."""
-    knobs = {
-        f"study{m}": {f"knob{n}": f"{m}" if m == n else "-" for n in range(4)}
-        for m in range(n_studies)
-    }
-    apart = dataclasses.replace(comparison, knobs=knobs)
-    assert not apart.shared_knobs
-    text = shown(apart)
-    assert "knobs that the bests set differently" not in text
-    assert "knob of the best" not in text
-    assert "knobs that have an effect in some of these bests only" in text
-
-
 def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     parts = {"studies", "warnings", "outcomes", "bests", "knobs", "candidates", "verdicts"}
@@ -310,24 +284,6 @@ def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> N
 def test_names_of_one_sound_are_told_apart_by_the_folders_above() -> None:
     folders = [Path("/a/x/same"), Path("/b/x/same"), Path("/b/y/same"), Path("/b/other")]
     assert names_of(folders) == ["/a/x/same"[1:], "b/x/same", "y/same", "other"]
-
-
-def test_a_long_name_stays_whole_and_its_figures_stand_below_it(
-    comparison: StudyComparison,
-) -> None:
-    name = "simulated-llama-3-8b-s8192-b256-w8-d2d135-deepspeed"
-    gain = "over its baseline 1.26x (1.23 to 1.30)"
-    figures = {
-        **{"is_final": True, "is_baseline": False, "proven_gain": True},
-        **{"run": name, "trial": 10},
-        **{"samples_per_s": 1108.0, "samples_per_s_low": 1095.0, "samples_per_s_high": 1168.0},
-        **{"peak_memory_bytes": 78.6 * GIB, "speedup": 1.26},
-        **{"speedup_low": 1.23, "speedup_high": 1.3},
-    }
-    wide = dataclasses.replace(comparison, bests=[figures, figures])
-    lines = [line.split() for line in shown(wide).splitlines()]
-    assert lines.count(["best", "of", name]) == lines.count(gain.split()) == 2
-    assert any(f"{name}  " in line and "1.26x" in line for line in shown(wide, 160).splitlines())
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -143,22 +143,6 @@ def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -
     assert "best" not in text
 
 
-def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
-    screen = console(200)
-    with LineView(screen, CONTEXT, SPEED) as view:
-        racing = dataclasses.replace(
-            snapshot, stage=Stage.CONFIRM, comparison=samples.comparison()
-        )
-        begun = samples.comparison(0, leader=None, gain=None)
-        for compared in (begun, samples.comparison(), samples.comparison()):
-            view.on_snapshot(dataclasses.replace(racing, comparison=compared))
-    said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
-    assert [line for line in said if line.startswith("comparison: ")] == [
-        "comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19); 55.0 samples/s "
-        "(53.9 to 56.1, 2 runs), peak 800 MiB, trial 5; trial 7: 54.0 samples/s (2 runs)"
-    ]
-
-
 @pytest.mark.parametrize(
     ("after", "why"),
     [

@@ -393,18 +393,6 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     assert said in rendered(study)
 
 
-def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
-    report = read_story(wide)
-    answer = report.answer
-    assert answer is not None
-    rows = trials(report)
-    for name in ("best", "baseline"):
-        (one,) = (row for row in rows if row["mark"] == name)
-        again = [row for row in rows if row["again_of"] == name]
-        assert again
-        assert {row["settings"] for row in again} == {one["settings"]}
-
-
 def test_the_page_of_a_user_s_command_names_it(tmp_path: Path) -> None:
     study = finished(tmp_path)
     for trial in study.trials():
@@ -451,20 +439,6 @@ def test_what_runs_now_is_put_into_the_page_that_is_there(
     assert re.search(r'data-since="\d+\.\d" data-usual="10.5"', now)
     assert re.search(r"about 2 min 10 s left, until \d\d:\d\d UTC", now)
     assert "<!-- now -->" not in before.partition("<!-- end of now -->")[2]
-
-
-def test_a_page_that_was_deleted_is_drawn_anew(tmp_path: Path) -> None:
-    study, notebook = finished(tmp_path), Notebook()
-    snapshot = samples.snapshot()
-    writer = PageWriter(study, notebook)
-    writer.on_snapshot(dataclasses.replace(snapshot, running=()))
-    study.page_file.unlink()
-    writer.on_snapshot(snapshot)
-    assert "measured 4.1 s" in study.page_file.read_text(encoding="utf-8")
-    study.page_file.unlink()
-    writer.close()
-    assert "<body data-refresh-s" not in study.page_file.read_text(encoding="utf-8")
-    assert len(notebook.notes) == 1, "where the page is"
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:

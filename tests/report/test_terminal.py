@@ -127,16 +127,6 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
 
-def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
-    rows = read_story(finished(tmp_path)).rows
-    rates = [row.figure.samples_per_s for row in rows if row.figure is not None]
-    assert rates == sorted(rates, reverse=True)
-    is_failure = [row.figure is None for row in rows]
-    assert is_failure == sorted(is_failure)
-    assert any(is_failure)
-    assert len({row.candidate for row in rows}) == len(rows)
-
-
 def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
     def greedy(spec: TrialSpec) -> TrialResult:
         return ok(spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB)
@@ -224,17 +214,6 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     aside = moved.set_aside()
     answer = read_story(Study(aside.parent, aside.name)).answer
     assert answer.export == aside / "best"
-
-
-def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
-    job = make()
-    study = finished(tmp_path)
-    before = make_plan(session_of(study, job), History())
-    after = make_plan(session_of(study, job), History(study.trials()))
-    assert before.trials > 0
-    assert not before.is_measured
-    assert after.trials == 0
-    assert after.total_s == 0
 
 
 def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) -> None:
@@ -481,20 +460,6 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
     number = ended.spec.identity.number
     why = "the platform ended it: comm: said so"
     assert said[1] == f"trial {number}: {why}; trial {number + 1} repeats it"
-
-
-def test_one_that_stopped_early_says_what_disturbed_it(tmp_path: Path) -> None:
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if result.samples_per_s is None or spec.identity.role is not Role.SEARCH:
-            return result
-        return dataclasses.replace(
-            result, outcome=Outcome.STOPPED_EARLY, evidence="too slow", disturbed="load"
-        )
-
-    report = read_story(finished(tmp_path, behave))
-    said = {t["evidence"] for t in trials_of(report) if t["outcome"] == "stopped_early"}
-    assert said == {"too slow; disturbed: load"}
 
 
 def test_every_form_names_the_same_interval(tmp_path: Path) -> None:

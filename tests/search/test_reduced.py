@@ -262,16 +262,6 @@ def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
     )
 
 
-def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
-    job = make()
-    its = steering(job)
-    candidate = lattice_of(job).candidates[5]
-    form = candidate.reduced(Fidelity(layers=1))
-    whole, part = (its.predict(History(), c) for c in (candidate, form))
-    assert part.step_time_s / whole.step_time_s == pytest.approx(depth(1), rel=0.05)
-    assert part.peak_memory_bytes < whole.peak_memory_bytes
-
-
 @pytest.mark.parametrize(
     ("fidelity", "is_told"), [(Fidelity(layers=1), True), (Fidelity(layers=1, world=1), False)]
 )
