@@ -1,17 +1,14 @@
 """The stages for a GPU: order, limit and resumption on any machine, and that each is a command."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import typer
 
-from autotune.base.keeper import has_ended
 from autotune.cli.base import cli
-from tests.gpu import accept, warm_agreement
+from tests.gpu import accept
 from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
 from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
@@ -108,22 +105,6 @@ def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
     assert "the same command again goes on" in capsys.readouterr().out
 
 
-def test_a_stage_ends_with_a_killed_piece(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    sleeps = f"import os, time; os.mkfifo({str(pid_file)!r}); open({str(pid_file)!r}, 'w').write("
-    sleeps += "str(os.getpid())); time.sleep(600)"
-    script = (
-        "from pathlib import Path; from tests.gpu.test_accept import run, stage; "
-        f"run([stage('sleeps', '-c', {sleeps!r})], Path({str(tmp_path / 'results')!r}), 600)"
-    )
-    piece = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
-    wait_until(pid_file.exists, "the stage runs")
-    pid = int(pid_file.read_text())
-    piece.kill()
-    piece.wait()
-    wait_until(lambda: has_ended(pid), "the stage has ended")
-
-
 def test_without_a_gpu_nothing_but_a_rehearsal_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--results", str(tmp_path)]) == 2
@@ -135,15 +116,3 @@ def test_the_list_says_what_each_stage_answers_and_leaves(capsys) -> None:
     assert main(["--list"]) == 0
     shown = capsys.readouterr().out
     assert all(f"{asked.name}: {asked.answers}" in shown for asked in stages_of(GPU))
-
-
-def test_studies_without_a_pair_are_told(tmp_path: Path, capsys) -> None:
-    assert warm_agreement.main([str(tmp_path / "cold"), str(tmp_path / "warm")]) == 3
-    assert "nothing to compare: no candidate ran cold" in capsys.readouterr().err
-
-
-def test_an_unknown_stage_is_refused(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--stage", "nothing"])
-    assert "small-cold" in capsys.readouterr().err
-    assert sys.exc_info() == (None, None, None)

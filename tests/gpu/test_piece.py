@@ -19,7 +19,6 @@ from tests.gpu.piece import (
     RECORD_FILE,
     TERMINAL_FILE,
     TRIALS_FILE,
-    PieceError,
 )
 from tests.gpu.stages import AUTOTUNE, REPOSITORY, Stage
 from tests.trials import wait_until
@@ -138,28 +137,6 @@ def test_gathered_tables_stand_in_the_page(results: Path, tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("stages.json", b""),
-        ("stages.json", b'[{"seconds": 1}]'),
-        ("answers.json", b"{"),
-        (MACHINE_FILE, b""),
-        (RECORD_FILE, b""),
-        (RECORD_FILE, None),
-        ("listed.csv", b""),
-    ],
-)
-def test_a_damaged_file_is_named_and_nothing_is_written(
-    name: str, content: bytes | None, results: Path, tmp_path: Path
-) -> None:
-    whole = (results / RECORD_FILE).read_bytes()
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2] if content is None else content)
-    with pytest.raises(PieceError, match=rf"{name} is damaged .*another by --results"):
-        run([SEARCH], tmp_path, 60)
-    assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
 def test_a_rehearsal_is_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "stages.json").write_text("[]")
     machine = {"machine": {"accelerator": "cpu", "devices": [{"name": "AMD EPYC"}]}}
@@ -167,11 +144,3 @@ def test_a_rehearsal_is_not_recorded(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         gather.main([str(tmp_path), "--recorded", str(tmp_path / "recorded")])
     assert "AMD EPYC, which is no GPU" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_piece_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        gather.main([str(tmp_path)])
-    assert "stages.json" in capsys.readouterr().err

@@ -23,22 +23,3 @@ def test_a_trial_that_a_cut_has_lost_was_not_measured(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / RESULT_FILE).write_text(json.dumps({"started_at_s": started_at_s}))
     assert [result["started_at_s"] for result in rehearse._results(tmp_path)] == [12.0]
-
-
-def test_a_trial_that_is_not_in_the_table_is_found(tmp_path: Path) -> None:
-    (tmp_path / rehearse.TRIALS_FILE).write_text("study,outcome,started_at\n")
-    with pytest.raises(rehearse.RehearsalError, match="1 trials had ended"):
-        rehearse.kept(tmp_path, {"12.000"})
-
-
-def test_a_file_that_does_not_travel_is_found(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "notes.txt").touch()
-    with pytest.raises(rehearse.RehearsalError, match=r"deep/notes\.txt"):
-        rehearse.kept(tmp_path, set())
-
-
-def test_a_piece_that_was_killed_before_it_wrote_anything_has_answered_nothing(
-    tmp_path: Path,
-) -> None:
-    assert not rehearse._all_answered(tmp_path)

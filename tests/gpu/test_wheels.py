@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import wheels
-from tests.gpu.wheels import PAGE, WheelsError, find_python, packages_of
+from tests.gpu.wheels import PAGE, WheelsError, packages_of
 
 
 def test_the_page_lists_the_packages_of_the_machine() -> None:
@@ -13,17 +13,6 @@ def test_the_page_lists_the_packages_of_the_machine() -> None:
     assert listed["torch"].startswith("2.")
     assert "transformers" in listed
     assert not {"deepspeed", "optuna", "pydantic"} & listed.keys(), "these the wheels bring"
-
-
-def test_a_page_without_a_list_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("```text\ntorch==2.11.0\n```\n")
-    with pytest.raises(WheelsError, match="lists NAME==VERSION"):
-        packages_of(tmp_path / "page.md")
-
-
-def test_a_python_that_is_not_here_is_said() -> None:
-    with pytest.raises(WheelsError, match=r"no Python 3\.99 is here"):
-        find_python("3.99")
 
 
 def test_a_folder_without_wheels_and_one_with_two_releases_are_refused(tmp_path: Path) -> None:
