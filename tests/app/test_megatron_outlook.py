@@ -12,10 +12,7 @@ from autotune.planning.choices import strain_of
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.explained import (
-    estimate_as_dict,
-    print_explained,
-)
+from autotune.report.candidates.explained import estimate_as_dict, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
 from tests.captured import captured

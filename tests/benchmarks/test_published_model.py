@@ -49,9 +49,7 @@ def test_a_name_however_spelled_gives_the_whole_shape(spelled: str) -> None:
 
 
 @pytest.mark.cases("changes", "expected", "said")
-def test_a_model_follows_from_cells(
-    changes: dict[str, str], expected: dict[str, float], said: str
-) -> None:
+def test_a_model_follows_from_cells(changes, expected, said) -> None:
     assert columns({**V3, **changes}, *expected) == tuple(expected.values())
     assert said in assumed({**V3, **changes})
 
@@ -65,9 +63,7 @@ def test_windows_of_dense_models_are_read() -> None:
 
 
 @pytest.mark.cases("framework", "notes", "layers")
-def test_layers_for_further_tokens_are_those_of_the_notes_or_the_recipe(
-    framework: str, notes: str, layers: int
-) -> None:
+def test_layers_for_further_tokens_are_those_of_the_notes_or_the_recipe(framework, notes, layers):
     changes = {**V3, "framework": framework, "notes": notes}
     assert columns(changes, "n_mtp_layers") == (layers,)
     assert ("n_mtp_layers" in assumed(changes)) == (not notes)

@@ -67,9 +67,7 @@ def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, str], reason
 
 
 @pytest.mark.cases("changes", "assumed", "name", "value")
-def test_what_is_odd_is_filled_and_listed(
-    changes: dict[str, str], assumed: str, name: str, value: float
-) -> None:
+def test_what_is_odd_is_filled_and_listed(changes, assumed, name, value) -> None:
     rows = read(**{"n_kv_heads": "", **changes})
     assert rows.reasons == ("",)
     assert any(text.startswith(assumed) for text in rows.assumed[0]), rows.assumed

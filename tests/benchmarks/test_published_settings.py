@@ -37,9 +37,7 @@ def test_settings_that_notes_name_are_read(notes: str, expected: dict[str, float
 
 
 @pytest.mark.cases("changes", "expected")
-def test_columns_of_a_mixture_follow_from_cells(
-    changes: dict[str, str], expected: dict[str, float]
-) -> None:
+def test_columns_of_a_mixture_follow_from_cells(changes, expected) -> None:
     found = columns(**changes)
     assert {name: found[name] for name in expected} == expected
 

@@ -108,9 +108,7 @@ def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("arguments", "expected")
-def test_what_a_user_gets_wrong_is_named_without_a_traceback(
-    arguments: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
+def test_what_a_user_gets_wrong_is_named_without_a_traceback(arguments, expected, tmp_path):
     done = autotune("search", *SMALL, *arguments, "--yes", folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
     assert expected in done.stderr

@@ -45,9 +45,7 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("line", "meant")
-def test_a_mistyped_name_is_guessed(
-    line: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_name_is_guessed(line, meant, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AutotuneError) as caught:
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
@@ -75,9 +73,7 @@ GPT2 = "render --model gpt2 --seq-len 64 --global-batch 32 --world 16 --set micr
 
 
 @pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "lightning", "deepspeed"])
-def test_files_for_gpus_have_nothing_of_a_machine_without_any(
-    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_for_gpus_have_nothing_of_a_machine_without_any(to, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.chdir(tmp_path)
     line = f"{GPT2} --gpu H100 --set recompute=full --to {to} --out made"

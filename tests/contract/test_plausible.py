@@ -6,24 +6,10 @@ import math
 
 import pytest
 
-from autotune.contract import (
-    ContractError,
-    Origin,
-    Outcome,
-    Role,
-    check_result,
-    read_json,
-)
+from autotune.contract import ContractError, Origin, Outcome, Role, check_result, read_json
 from autotune.record.study import Study
 from autotune.search.history import History
-from tests.search.scripted import (
-    GIB,
-    Notebook,
-    make,
-    ok,
-    realistic,
-    search,
-)
+from tests.search.scripted import GIB, Notebook, make, ok, realistic, search
 from tests.trials import spec
 
 SPEC = spec()
@@ -55,14 +41,8 @@ CANNOT_BE = [
     ("step_time_s", {"step_time_s": STEP_S / 2, "samples_per_s": RATE * 2}),
     ("step_times_s", {"step_time_s": None}),
     ("step_time_s", {"step_times_s": [STEP_S / 200] * 5}),
-    (
-        "step_time_s",
-        {"step_time_low_s": STEP_S * 1.1, "samples_per_s_high": RATE / 1.1},
-    ),
-    (
-        "step_time_s",
-        {"step_time_high_s": STEP_S / 1.1, "samples_per_s_low": RATE * 1.1},
-    ),
+    ("step_time_s", {"step_time_low_s": STEP_S * 1.1, "samples_per_s_high": RATE / 1.1}),
+    ("step_time_s", {"step_time_high_s": STEP_S / 1.1, "samples_per_s_low": RATE * 1.1}),
     ("step_times_s", {"step_times_s": []}),
     ("step_times_s", {"step_times_s": [STEP_S] * (SPEC.measure.max_steps + 1)}),
     ("step_times_s, together", {"wall_s": 0.4, "phases_s": {}}),

@@ -3,8 +3,6 @@
 Numbers of bytes and elements were counted on ranks of megatron-core 0.16.1.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -55,9 +53,7 @@ def test_a_rank_holds_what_megatron_builds() -> None:
 
 
 @pytest.mark.parametrize(("tp", "split"), [(1.0, 1), (2.0, 2)])
-def test_down_projections_of_latent_attention_are_whole_on_each_rank(
-    tp: float, split: int
-) -> None:
+def test_down_projections_of_latent_attention_are_whole_on_each_rank(tp, split) -> None:
     s = sizes_of(tiny(**LATENT, tp=tp))
     down = 64 * 24 + 24 + 64 * (16 + 8) + 16
     up = 24 * 4 * (16 + 8) + 16 * 4 * (16 + 16) + 4 * 16 * 64
@@ -136,9 +132,7 @@ def test_recomputed_experts_leave_their_input_alone() -> None:
 
 
 @pytest.mark.cases("model", "part", "ratio", "changes")
-def test_the_second_beside_the_first(
-    model: str, part: str, ratio: float | list[float], changes: dict[str, Any]
-) -> None:
+def test_the_second_beside_the_first(model, part, ratio, changes) -> None:
     """A part of time or memory of two candidates: its ratio, or the bounds of that."""
     columns = {n: np.array(v, float) if isinstance(v, list) else v for n, v in changes.items()}
     found = predict({"tiny": tiny, "deepseek": deepseek}[model](**columns))
@@ -151,9 +145,7 @@ def test_the_second_beside_the_first(
 @pytest.mark.parametrize(
     ("ranks", "share", "groups", "likely"), [(8, 1, 1, 8), (8, 0.5, 8, 4), (4, 0.5, 8, 3)]
 )
-def test_the_dispatch_moves_each_row_and_flex_each_token_once(
-    ranks: int, share: float, groups: float, likely: float
-) -> None:
+def test_the_dispatch_moves_each_row_and_flex_each_token_once(ranks, share, groups, likely):
     device: dict[str, Column] = {"nvlink_measured": 1.0, "nvlink_latency_s": 1e-12}
     p = deepseek(ep=8.0, dp=8.0, **device)
     rows_bytes = 4096 * 8 * 7168 * 2

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autotune.cost import (
-    Constants,
-    Plans,
-    Prediction,
-    load_constants,
-    predict,
-    traffic,
-)
+from autotune.cost import Constants, Plans, Prediction, load_constants, predict, traffic
 from autotune.cost import collectives as comm
 from autotune.cost.plans import Column, ContextKind
 from autotune.cost.sizes import sizes_of
@@ -163,9 +156,7 @@ def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, 
         ),
     ],
 )
-def test_seconds_of_the_host(
-    constant: str, host_s: list[float], changes: dict[str, Column]
-) -> None:
+def test_seconds_of_the_host(constant, host_s, changes) -> None:
     """For a second of one call."""
     slow = dataclasses.replace(IDEAL, **{constant: 1e-4})
     found = predict(plans(**changes), slow).times.host_s

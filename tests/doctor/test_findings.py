@@ -113,10 +113,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
             {"devices": (dataclasses.replace(GPU, memory_used_bytes=GIB // 2),)},
             *("warn", "idle", "memory in use by others: device 0 (512 MiB)", "end what runs"),
         ),
-        (
-            {"accelerator": "cpu", "devices": CORES},
-            *("warn", "needs CUDA", "qwZ", "NVIDIA"),
-        ),
+        ({"accelerator": "cpu", "devices": CORES}, *("warn", "needs CUDA", "qwZ", "NVIDIA")),
         ({"has_libaio": False}, "warn", "NVMe offload", "libaio", "libaio-dev"),
         (
             {"packages": {**HEALTHY.packages, "deepspeed": "0.20.1"}},
@@ -141,9 +138,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         ({"shm_bytes": None}, "warn", "/dev/shm", "missing", "--shm-size"),
     ],
 )
-def test_each_trouble_is_named_with_its_fix(
-    changes: dict[str, Any], level: str, subject: str, says: str, fix: str
-) -> None:
+def test_each_trouble_is_named_with_its_fix(changes, level, subject, says, fix) -> None:
     found = [finding for finding in bad(findings_of(**changes)) if finding.subject == subject]
     assert [finding.level for finding in found] == [level]
     assert says in found[0].message

@@ -15,13 +15,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import door
-from autotune.export.door import (
-    MARKER_FILE,
-    export_handout,
-    handout_of,
-    read_export,
-    write_export,
-)
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, read_export, write_export
 from autotune.record.answer import Speedup, Standing
 from autotune.space.built_in import SCRIPT_FILES
 from autotune.space.candidate import Candidate
@@ -142,10 +136,7 @@ def test_a_world_above_one_node_is_started_on_every_node(
     engine = DeepSpeedEngine(job, gpus)
     export_handout(
         handout_of(
-            canonical_candidate(job, micro_batch=1),
-            engine=engine,
-            job=job,
-            environment=gpus,
+            canonical_candidate(job, micro_batch=1), engine=engine, job=job, environment=gpus
         ),
         tmp_path / "out",
         to="deepspeed",

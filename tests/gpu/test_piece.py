@@ -12,14 +12,7 @@ import pytest
 from autotune.devices.hardware import Gpu
 from tests.gpu import gather, piece
 from tests.gpu.accept import run
-from tests.gpu.piece import (
-    BEST_FILE,
-    FILES,
-    MACHINE_FILE,
-    RECORD_FILE,
-    TERMINAL_FILE,
-    TRIALS_FILE,
-)
+from tests.gpu.piece import BEST_FILE, FILES, MACHINE_FILE, RECORD_FILE, TERMINAL_FILE, TRIALS_FILE
 from tests.gpu.stages import AUTOTUNE, REPOSITORY, Stage
 from tests.trials import wait_until
 
@@ -71,9 +64,7 @@ def test_the_next_piece_reads_back_the_record(results: Path, tmp_path: Path) -> 
     assert len(pd.read_csv(moved / TRIALS_FILE)) == len(pd.read_csv(results / TRIALS_FILE))
 
 
-def test_what_a_killed_piece_had_measured_is_there_for_the_next(
-    results: Path, tmp_path: Path
-) -> None:
+def test_what_a_killed_piece_had_measured_is_there_for_the_next(results, tmp_path) -> None:
     """It is saved while its stage runs. The rehearsal asks it of real ranks and of wheels."""
     trials = pd.read_csv(results / TRIALS_FILE)["started_at"]
     searches = (
@@ -99,9 +90,7 @@ def test_what_a_killed_piece_had_measured_is_there_for_the_next(
     assert set(pd.read_csv(table)["started_at"]) >= set(trials.dropna())
 
 
-def test_results_of_another_device_are_not_mixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_another_device_are_not_mixed(tmp_path, monkeypatch, capsys) -> None:
     machine = {"machine": {"devices": [{"name": "NVIDIA H200"}]}}
     (tmp_path / MACHINE_FILE).write_text(json.dumps(machine))
     here = Gpu(

@@ -20,9 +20,7 @@ DATA = data_beside(__file__)
 
 
 @pytest.mark.cases("base", "changes", "started", "shown")
-def test_what_a_first_run_shows(
-    base: str, changes: dict[str, Any], started: dict[str, Any], shown: dict[str, Any]
-) -> None:
+def test_what_a_first_run_shows(base, changes, started, shown) -> None:
     script = observed({**{"raw": RAW, "trainer": TRAINER}[base], **changes}, **started)
     for path, expected in shown.items():
         name, _, inner = path.partition(".")
@@ -73,9 +71,7 @@ def test_a_placeholder_for_a_flag_stands_there_where_the_knob_is_on() -> None:
 
 
 @pytest.mark.cases("outcome", "evidence", "helps")
-def test_a_first_run_that_measured_nothing_says_what_helps(
-    outcome: str, evidence: str, helps: str
-) -> None:
+def test_a_first_run_that_measured_nothing_says_what_helps(outcome, evidence, helps) -> None:
     said: dict[str, Any] = {**observed().result, "outcome": outcome, "evidence": evidence}
     said["evidence_source"] = "rank 1 in model"
     with pytest.raises(JobError, match=r"was not measured: .* \[rank 1 in model\]") as caught:
@@ -85,9 +81,7 @@ def test_a_first_run_that_measured_nothing_says_what_helps(
     assert "/somewhere/stderr.log" in caught.value.message
 
 
-def test_the_model_is_the_same_one_from_every_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_the_same_one_from_every_folder(tmp_path, monkeypatch) -> None:
     """A search under a relative `--results` and the export of what it found name one model."""
     monkeypatch.chdir(tmp_path)
     script = observed(RAW)
@@ -101,9 +95,7 @@ def by_hand_of(command: str) -> Observed:
 
 
 @pytest.mark.cases("words", "meant")
-def test_a_placeholder_that_is_not_what_ran_is_left_alone(
-    words: str, meant: dict[str, str]
-) -> None:
+def test_a_placeholder_that_is_not_what_ran_is_left_alone(words, meant) -> None:
     script = by_hand_of(f"torchrun train.py {words}")
     assert script.placeholders == meant
     told = script.placeholders_left_alone

@@ -75,9 +75,7 @@ def test_differences_are_warned_of(comparison: StudyComparison) -> None:
     ("first", "why"),
     [("samples_per_s", "of a is samples_per_s and that of b is pareto"), ("pareto", "of both")],
 )
-def test_speed_decides_only_where_both_were_searched_for_it(
-    tmp_path: Path, first: str, why: str
-) -> None:
+def test_speed_decides_only_where_both_were_searched_for_it(tmp_path, first, why) -> None:
     studies = [
         finished(tmp_path / "a", objective=first, behave=varied, trials=12),
         finished(tmp_path / "b", objective="pareto", behave=slower, trials=12),
@@ -103,9 +101,7 @@ def test_speed_decides_only_where_both_were_searched_for_it(
         (("simulated", "simulated"), "Measure both before you choose: none of these figures was"),
     ],
 )
-def test_figures_that_were_not_measured_choose_nothing(
-    comparison: StudyComparison, origins: tuple[str, str], told: str
-) -> None:
+def test_figures_that_were_not_measured_choose_nothing(comparison, origins, told) -> None:
     first, other = (
         dataclasses.replace(story, facts=dataclasses.replace(story.facts, origin=Origin(origin)))
         for story, origin in zip(comparison.verdicts[0].sides, origins, strict=True)
@@ -199,9 +195,7 @@ def test_a_verdict_rests_on_the_runs_of_the_figures_beside_it(wide: Study, tmp_p
     assert found.verdicts[0].ratio == pytest.approx(gains[1] / gains[0])
 
 
-def test_a_machine_that_was_slower_makes_no_study_slower(
-    comparison: StudyComparison, wide: Study, tmp_path: Path
-) -> None:
+def test_a_machine_that_was_slower_makes_no_study_slower(comparison, wide, tmp_path) -> None:
     """All that the other study ran is at nine tenths, its baseline too."""
     (verdict,) = comparison.verdicts
     assert verdict.faster == ""
@@ -211,9 +205,7 @@ def test_a_machine_that_was_slower_makes_no_study_slower(
     assert "That baseline ran 0.90x as fast in" in verdict.sentence
 
 
-def test_studies_without_a_common_baseline_are_not_called_faster(
-    wide: Study, tmp_path: Path
-) -> None:
+def test_studies_without_a_common_baseline_are_not_called_faster(wide, tmp_path) -> None:
     other = finished(tmp_path, slower, trials=12)
     state = other.read_state()
     state["answer"] |= dict.fromkeys(("baseline", "speedup"))
@@ -287,9 +279,7 @@ def test_names_of_one_sound_are_told_apart_by_the_folders_above() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_many_studies_with_long_names_fit(
-    width: int, wide: Study, other: Study, tmp_path: Path
-) -> None:
+def test_many_studies_with_long_names_fit(width, wide, other, tmp_path) -> None:
     folders = [
         shutil.copytree(study.folder, tmp_path / f"llama-3.2-1b-2048-tokens-{n}")
         for n, study in enumerate((wide, other, wide, other))
@@ -299,9 +289,7 @@ def test_many_studies_with_long_names_fit(
     assert "…" not in text
 
 
-def test_everything_calls_studies_by_their_names(
-    wide: Study, other: Study, tmp_path: Path
-) -> None:
+def test_everything_calls_studies_by_their_names(wide, other, tmp_path) -> None:
     copy = shutil.copytree(other.folder, tmp_path / "sgd")
     wide.job_file.write_text(JOB, encoding="utf-8")
     comparison = compare_studies([str(wide.folder), str(copy)], Path("nowhere"))

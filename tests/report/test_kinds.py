@@ -13,11 +13,7 @@ from autotune.base.templates import tell
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.report.compare.comparison import (
-    KindFigures,
-    best_kinds,
-    leads_of,
-)
+from autotune.report.compare.comparison import KindFigures, best_kinds, leads_of
 from autotune.report.terminal.tables import print_parts
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
@@ -28,11 +24,7 @@ from tests.search.scripted import ENVIRONMENT
 
 def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigures:
     """An accelerator of which a study measured so many samples/s, 5% to either side."""
-    values: dict[str, object] = {
-        "device_name": f"device {run}",
-        "price_per_hour": None,
-        **more,
-    }
+    values: dict[str, object] = {"device_name": f"device {run}", "price_per_hour": None, **more}
     return KindFigures(
         run=run,
         world=world,

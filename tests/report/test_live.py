@@ -79,9 +79,7 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
     ("usual_s", "said"),
     [(10.5, "4.1 s, about 6.4 s left "), (4.0, "4.1 s, longer than most "), (None, "4.1 s  ")],
 )
-def test_a_running_trial_says_how_much_longer_such_trials_take(
-    snapshot: Snapshot, usual_s: float | None, said: str
-) -> None:
+def test_a_running_trial_says_how_much_longer_such_trials_take(snapshot, usual_s, said) -> None:
     running = dataclasses.replace(snapshot.running[0], usual_s=usual_s)
     screen = console(200)
     screen.print(draw(dataclasses.replace(snapshot, running=(running,)), CONTEXT, SPEED))
@@ -102,9 +100,7 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
         view.on_snapshot(dataclasses.replace(snapshot, running=(reduced,)))
         view.on_snapshot(
             dataclasses.replace(
-                snapshot,
-                running=(),
-                trials=(ended(5, Outcome.OK), ended(9, Outcome.OOM)),
+                snapshot, running=(), trials=(ended(5, Outcome.OK), ended(9, Outcome.OOM))
             )
         )
         view.on_note("why")
@@ -150,9 +146,7 @@ def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -
         (Outcome.OOM, "trial 5, 60.0, does not count any more: trial 9 of it ended with oom"),
     ],
 )
-def test_a_best_that_is_slower_than_before_says_why(
-    snapshot: Snapshot, after: Outcome, why: str
-) -> None:
+def test_a_best_that_is_slower_than_before_says_why(snapshot, after, why) -> None:
     its = snapshot.best.candidate.hash
     repeat = ended(9, after)
     assert repeat.result is not None

@@ -242,9 +242,7 @@ def test_the_first_run_of_a_command_says_what_a_trial_takes(tmp_path: Path) -> N
     assert plan.trial_s == plan.confirm_s == script.measured.wall_s
 
 
-def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path, monkeypatch) -> None:
     job = make(world=4, global_batch=16)
     lattice = lattice_of(job)
     vars(lattice)["values"] = {"tp": (1, 2, 4), "pp": (1, 2)}
@@ -310,9 +308,7 @@ def test_a_best_near_the_limit_says_how_near(tmp_path: Path, limit: str, is_near
     assert ("--head-room 0.03" in text) is is_near
 
 
-def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(tmp_path) -> None:
     study = finished(
         tmp_path, lambda spec: dataclasses.replace(ok(spec, 50.0), disturbed="load"), budget="15s"
     )
@@ -326,9 +322,7 @@ def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(
 @pytest.mark.parametrize(
     ("baseline", "said"), [(None, "about 2 for the baseline"), ("mine.json", "1 for the baseline")]
 )
-def test_the_price_is_about_where_the_baseline_is_looked_for(
-    tmp_path: Path, baseline: str | None, said: str
-) -> None:
+def test_the_price_is_about_where_the_baseline_is_looked_for(tmp_path, baseline, said) -> None:
     job = make() if baseline is None else make(baseline=baseline)
     plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     text = printed(print_plan, plan, width=400, reasons=False)

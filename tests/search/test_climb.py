@@ -21,10 +21,7 @@ class Climb:
     """Climbs `LADDER` where some candidates run, and remembers what it tried."""
 
     def __init__(
-        self,
-        runs: set[Candidate],
-        risk: dict[Candidate, float],
-        refused: Sequence[Candidate] = (),
+        self, runs: set[Candidate], risk: dict[Candidate, float], refused: Sequence[Candidate] = ()
     ) -> None:
         self.tried: list[Candidate] = []
         self._runs, self._risk, self._refused = runs, risk, refused

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.base.errors import FleetError, NothingFeasibleError, StudyError
-from autotune.contract import (
-    SPEC_FILE,
-    Outcome,
-    Role,
-    TrialResult,
-    TrialSpec,
-    to_dict,
-    write_json,
-)
+from autotune.contract import SPEC_FILE, Outcome, Role, TrialResult, TrialSpec, to_dict, write_json
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
@@ -360,9 +352,7 @@ def test_several_trials_at_once_but_never_in_baseline_and_comparison(study: Stud
     assert max(Counter(explored(study)).values()) == 1
 
 
-def test_nothing_starts_after_an_interrupt_that_came_while_it_was_proposed(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_starts_after_an_interrupt_that_came_while_it_was_proposed(study, monkeypatch):
     fleet, interrupt, propose = ScriptedFleet(realistic), Interrupt(), ProposalStage.next_run
 
     def interrupted(stage):

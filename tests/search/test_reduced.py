@@ -269,9 +269,7 @@ def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(fide
     job = make()
     lost = lattice_of(job).candidates[3]
     history = history_of(
-        job,
-        fidelity,
-        lambda s, c: fault(s, Outcome.OOM) if c == lost else ok(s, rate_of(s)),
+        job, fidelity, lambda s, c: fault(s, Outcome.OOM) if c == lost else ok(s, rate_of(s))
     )
     assert too_large(history) == ({lost.hash: 3} if is_told else {})
 

@@ -290,11 +290,7 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
     answer = RecordStandings(
         session_of(study, job), own, candidate(job, zero__stage=0, micro_batch=8)
-    ).final(
-        passed_over=(),
-        stop_reason=None,
-        interrupted=False,
-    )
+    ).final(passed_over=(), stop_reason=None, interrupted=False)
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]
     (tie,) = answer.ties
     assert tie.samples_per_s_high >= answer.best.samples_per_s_low

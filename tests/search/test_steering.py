@@ -66,13 +66,7 @@ def run(
     study: Study, job: Job, its: Steering | None, lattice: Lattice | None = None
 ) -> ScriptedFleet:
     fleet = ScriptedFleet(realistic)
-    search(
-        study,
-        job,
-        fleet=fleet,
-        lattice=lattice,
-        steering=its,
-    )
+    search(study, job, fleet=fleet, lattice=lattice, steering=its)
     return fleet
 
 
@@ -101,9 +95,7 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
     ]
     small = lattice_of(job)
     lattice = Lattice(
-        candidates=tuple(dict.fromkeys(grid)),
-        context=small.context,
-        grid_size=len(grid),
+        candidates=tuple(dict.fromkeys(grid)), context=small.context, grid_size=len(grid)
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)

@@ -195,7 +195,7 @@ def test_ms_swift_with_deepspeed_reads_arguments_that_it_has(tmp_path):
     inherited = {f.name for f in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
     assert set(data) <= inherited | set(FIELDS["ms-swift"]["sft"])
     assert {path.name for path in out.iterdir()} == {
-        *("README.md", "autotune_export.json", "ds_config.json", "ms_swift.yaml"),
+        *("README.md", "autotune_export.json", "ds_config.json", "ms_swift.yaml")
     }
 
 
