@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import CheckFlags, check_file, check_files, write_fix
-from autotune.base.errors import ExitCode, RenderError
+from autotune.base.errors import RenderError
 from autotune.check.lint import CheckExit
 from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from tests.captured import captured
@@ -42,79 +42,6 @@ def test_an_export_is_judged_for_what_it_was_made_for(tmp_path):
     assert "optimizer.needs_cuda" not in rules(report_of(path)), "somebody else's settings"
 
 
-def test_exit_codes_and_the_fix(tmp_path):
-    path = write(tmp_path, REFUSED)
-    before = path.read_text(encoding="utf-8")
-    done = autotune("check", path.name, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "error  schema.unknown_key" in done.stdout
-    assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
-    assert path.read_text(encoding="utf-8") == before
-
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "1 fixed, nothing left: it would run"
-    assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
-
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "nothing found: it would run"
-
-
-def test_the_fix_goes_into_no_file_but_the_one_that_was_named(tmp_path):
-    other = write(tmp_path, REFUSED, "other.json")
-    before = other.read_bytes()
-    path = write(tmp_path, f"deepspeed: {other}\n", "train.yaml")
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert f"the fix of {other}" in " ".join(done.stdout.split())
-    assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
-    assert other.read_bytes() == before
-
-
-def test_what_programs_read_is_about_the_file_as_it_is_now(tmp_path):
-    path = write(tmp_path, REFUSED)
-    for flags, code, fixed in (((), 2, False), (("--fix",), 0, True), (("--fix",), 0, False)):
-        done = autotune("check", path.name, "--json", *flags, folder=tmp_path)
-        answer = json.loads(done.stdout)
-        assert (done.returncode, answer["fixed"]) == (code, fixed)
-        assert answer["would_run"] is (done.returncode == 0)
-
-
-def test_warnings_alone_end_with_0(tmp_path):
-    done = autotune("check", write(tmp_path, WARNED).name, "--json", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    answer = json.loads(done.stdout)
-    assert {one["consequence"] for one in answer["findings"]} == {"ignored"}
-    assert answer["would_run"] is True
-    assert answer["consumer"] == "trainer"
-    assert answer["unknown"][0] == "bf16.enabled"
-
-
-@pytest.mark.cases("flags", "said")
-def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
-    done = autotune("check", write(tmp_path, WARNED).name, *flags, folder=tmp_path, COLUMNS="500")
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
-
-
-def test_what_cannot_be_read_ends_with_3(tmp_path):
-    write(tmp_path, WARNED)
-    write(tmp_path, {"name": "x", "dependencies": {}}, "package.json")
-    for given in (("gone.json",), ("ds_config.json", "gone.json"), ("package.json",)):
-        done = autotune("check", *given, folder=tmp_path)
-        assert done.returncode == CheckExit.UNREADABLE
-        assert given[-1] in done.stderr
-        assert "Traceback" not in done.stderr
-    write(tmp_path, REFUSED, "refused.json")
-    done = autotune("check", ".", "gone.json", folder=tmp_path)
-    assert done.returncode == CheckExit.FAILS, "the worst of all files"
-
-
 def test_standard_input_and_formats(tmp_path):
     done = captured(
         [sys.executable, "-m", "autotune", "check", "-", "--format", "github"],
@@ -130,23 +57,6 @@ def test_standard_input_and_formats(tmp_path):
     write(tmp_path, REFUSED, "other.json")
     answer = json.loads(autotune("check", ".", "--json", folder=tmp_path).stdout)
     assert [one["file"] for one in answer] == ["ds_config.json", "other.json"]
-
-
-def test_a_warning_fails_where_that_is_asked_for(tmp_path):
-    path = write(tmp_path, WARNED)
-    assert autotune("check", path.name, "--strict", folder=tmp_path).returncode == CheckExit.FAILS
-    done = autotune("check", path.name, "--strict", "--ignore", "schema.*", folder=tmp_path)
-    assert done.returncode == CheckExit.PASSES
-    done = autotune("check", path.name, "--quiet", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (CheckExit.PASSES, "")
-
-
-def test_every_section_of_a_file_is_mended(tmp_path):
-    section = "deepspeed_config: {train_batch_size: 1, gradient_cliping: 1.0}"
-    text = f"one:\n  {section}  # the first\ntwo:\n  {section}\n"
-    path = write(tmp_path, text, "runs.yaml")
-    autotune("check", path.name, "--fix", folder=tmp_path)
-    assert path.read_text(encoding="utf-8") == text.replace("cliping", "clipping")
 
 
 def test_a_fix_keeps_what_it_does_not_change(tmp_path):
@@ -186,27 +96,6 @@ def test_nothing_to_fix_writes_nothing(tmp_path):
     before = path.stat().st_mtime_ns
     write_fix(report_of(path))
     assert path.stat().st_mtime_ns == before
-
-
-SIXTEEN = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16, "gradient_cliping": 1.0}
-
-
-def test_without_a_terminal_nothing_is_written_until_it_is_chosen(tmp_path):
-    path = write(tmp_path, SIXTEEN)
-    before = path.read_bytes()
-    line = ("check", path.name, "--world", "8", "--fix")
-    done = autotune(*line, folder=tmp_path, COLUMNS="200")
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "--choose batch.product=1  set train_micro_batch_size_per_gpu to 2" in done.stdout
-    assert path.read_bytes() == before
-    done = autotune(*line, "--choose", "batch.product=1", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    after = json.loads(path.read_text(encoding="utf-8"))
-    assert after["train_batch_size"] == 16
-    assert (after["train_micro_batch_size_per_gpu"], after["gradient_clipping"]) == (2, 1.0)
-    once = path.read_bytes()
-    done = autotune(*line, folder=tmp_path)
-    assert (done.returncode, path.read_bytes()) == (ExitCode.FOUND, once)
 
 
 @pytest.mark.parametrize("has_fp16", [True, False])

@@ -140,15 +140,6 @@ def test_a_value_that_is_no_number_is_named(typed: tuple[str, ...], said: str) -
     assert "--help" in caught.value.hint
 
 
-def test_a_folder_of_studies_that_is_not_there_is_named(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    done = autotune("status", "--results", "resluts", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "resluts: there is no such folder" in done.stderr
-    assert "did you mean results?" in done.stderr
-    assert autotune("status", folder=tmp_path).returncode == 0
-
-
 @pytest.mark.cases("typed", "expected")
 def test_a_shell_completes_names(typed: str, expected: str) -> None:
     *args, incomplete = shlex.split(typed)
