@@ -44,29 +44,14 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
     assert autotune("--version", folder=tmp_path).stdout == f"autotune {__version__}\n"
 
 
-@pytest.mark.cases("line", "meant")
-def test_a_mistyped_name_is_guessed(line, meant, tmp_path, monkeypatch) -> None:
+@pytest.mark.cases("line", "said", "helps")
+def test_a_mistyped_line_is_answered(line, said, helps, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AutotuneError) as caught:
         GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
-    assert re.search(rf"did you mean [^?]*{re.escape(meant)}", caught.value.hint)
+    assert re.search(said, caught.value.message)
+    assert re.search(helps, caught.value.hint)
     assert caught.value.exit_code in (ExitCode.INVALID_INPUT, ExitCode.FLEET_UNAVAILABLE)
-
-
-@pytest.mark.cases("line", "said", "helps")
-def test_a_word_that_is_missing_or_too_many_is_named(line: str, said: str, helps: str) -> None:
-    with pytest.raises(AutotuneError) as caught:
-        GROUP.main(shlex.split(line), prog_name="autotune", standalone_mode=False)
-    assert said in caught.value.message
-    assert helps in caught.value.hint
-
-
-@pytest.mark.parametrize("flag", ["--to hf", "--launcher slurm", "--rank 2"])
-def test_a_plan_writes_nothing_without_a_folder_and_says_so(flag: str) -> None:
-    with pytest.raises(AutotuneError) as caught:
-        GROUP.main(["plan", *flag.split()], prog_name="autotune", standalone_mode=False)
-    assert flag.split()[0] in caught.value.message
-    assert "--export FOLDER" in caught.value.hint
 
 
 GPT2 = "render --model gpt2 --seq-len 64 --global-batch 32 --world 16 --set micro_batch=2"
@@ -102,15 +87,6 @@ def test_files_for_this_machine_s_cores_say_how_to_get_those_for_gpus(
             GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
 
 
-def test_a_search_says_what_chooses_its_devices() -> None:
-    with pytest.raises(AutotuneError) as caught:
-        GROUP.main(
-            ["search", "--accelerator", "cuda"], prog_name="autotune", standalone_mode=False
-        )
-    assert "DS_ACCELERATOR=cuda" in caught.value.hint
-    assert "--accelerators" not in caught.value.hint
-
-
 def test_case_is_no_mistake_and_nonsense_is_not_guessed() -> None:
     assert did_you_mean("h100", ["H100", "A100"], most=1) == "did you mean H100? "
     assert did_you_mean("xyz", ["H100", "A100"]) == ""
@@ -130,14 +106,6 @@ def test_a_bare_number_is_refused_alike(parse, bare: str, with_unit: str) -> Non
         with pytest.raises(JobError, match="with a unit") as caught:
             parse(value, where="--flag")
     assert with_unit in caught.value.hint
-
-
-@pytest.mark.cases("typed", "said")
-def test_a_value_that_is_no_number_is_named(typed: tuple[str, ...], said: str) -> None:
-    with pytest.raises(JobError) as caught:
-        GROUP.main(list(typed), prog_name="autotune", standalone_mode=False)
-    assert caught.value.message == said
-    assert "--help" in caught.value.hint
 
 
 @pytest.mark.cases("typed", "expected")
