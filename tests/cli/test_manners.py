@@ -16,6 +16,7 @@ from autotune.base.units import parse_bytes, parse_seconds
 from autotune.cli import cli
 from autotune.cli.help import _FEW, _REST, _group_of
 from tests.command_line import autotune
+from tests.export.dialects.test_consumers import FAMILY
 
 GROUP = typer.main.get_group(cli)
 
@@ -57,16 +58,18 @@ def test_a_mistyped_line_is_answered(line, said, helps, tmp_path, monkeypatch) -
 GPT2 = "render --model gpt2 --seq-len 64 --global-batch 32 --world 16 --set micro_batch=2"
 
 
-@pytest.mark.parametrize("to", ["hf", "trl", "accelerate", "lightning", "deepspeed"])
+@pytest.mark.parametrize("to", [*FAMILY, "deepspeed"])
 def test_files_for_gpus_have_nothing_of_a_machine_without_any(to, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.chdir(tmp_path)
     line = f"{GPT2} --gpu H100 --set recompute=full --to {to} --out made"
     GROUP.main(line.split(), prog_name="autotune", standalone_mode=False)
     written = {path.name: path.read_text() for path in Path("made").iterdir() if path.is_file()}
-    names = ("train.args", "sft.yaml", "trainer.yaml", "accelerate.yaml", "launch.sh", "README.md")
-    told = "".join(written.get(name, "") for name in names)
-    assert not re.search(r"use_cpu(: | )true|DS_ACCELERATOR|accelerator: cpu|torch: |gloo", told)
+    read_by_it = (".args", ".yaml", ".sh", ".md")
+    told = "".join(text for name, text in written.items() if name.endswith(read_by_it))
+    of_cpu = r"use_cpu(: | )true|DS_ACCELERATOR|accelerator: cpu|torch: |gloo|CpuRanks"
+    assert not re.search(of_cpu, told)
+    assert "cpu.py" not in written
     assert "2 machines with 8 ranks each" in told
     assert json.loads(written["settings.json"])["accelerator"] == "cuda"
     if to in ("hf", "trl"):

@@ -374,17 +374,6 @@ def test_no_file_of_an_export_imports_ours(tmp_path, to):
         assert not re.search(r"^\s*(from|import) autotune", text, re.MULTILINE), path
 
 
-@pytest.mark.parametrize("to", FAMILY)
-def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
-    out = export(handed(tmp_path, environment=GPUS, micro_batch=2), tmp_path, to)
-    text = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
-    assert "use_cpu: true" not in text
-    assert "--use_cpu" not in text
-    assert "CpuRanks" not in text
-    assert not (out / "cpu.py").exists()
-    assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
-
-
 def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path, adapted):
     out = export(adapted, tmp_path, "axolotl")
     assert (out / "cpu.py").read_text() == (EXAMPLES / "axolotl" / "cpu.py").read_text()
