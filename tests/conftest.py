@@ -20,10 +20,7 @@ from tests import cases, forked_children, unsynced
 
 # How long an example takes says more of the machine than of the code. Every run draws others.
 settings.register_profile(
-    "any machine",
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    "any machine", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
 unsynced.leave_disks_alone()

@@ -42,10 +42,7 @@ SAMPLES: tuple[Any, ...] = (*_OTHERS, *WHOLE, *BROKEN)
 STEPS = 3
 _BATCH_SIZE = 8
 
-_GIVEN = {
-    "DeepSpeedCPUAdam": ("adamw_mode",),
-    "ZenFlowCPUAdam": ("adamw_mode", "overlap_step"),
-}
+_GIVEN = {"DeepSpeedCPUAdam": ("adamw_mode",), "ZenFlowCPUAdam": ("adamw_mode", "overlap_step")}
 """Parameters that DeepSpeed gives itself: from a file they would be given twice."""
 
 _IN_FILE = {"adamw_mode": "adam_w_mode"}

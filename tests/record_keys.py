@@ -23,12 +23,7 @@ from pydantic.fields import FieldInfo
 
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.rules.releases import READ
-from autotune.engines.deepspeed.rules.sections import (
-    REFUSED,
-    Key,
-    as_pydantic,
-    key_of,
-)
+from autotune.engines.deepspeed.rules.sections import REFUSED, Key, as_pydantic, key_of
 from autotune.engines.releases import is_at_least
 from tests.recorded_json import as_text
 

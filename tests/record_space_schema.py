@@ -11,13 +11,7 @@ from pydantic import BaseModel
 
 from autotune import DEFAULT_ENGINE
 from autotune.space.knob import Catalogue, Knob, knobs_of
-from autotune.space.space_file import (
-    MAX_VALUES_PER_KNOB,
-    Guarded,
-    PowersOfTwo,
-    Range,
-    SpaceFile,
-)
+from autotune.space.space_file import MAX_VALUES_PER_KNOB, Guarded, PowersOfTwo, Range, SpaceFile
 
 
 def schema(knobs: Catalogue) -> dict[str, Any]:

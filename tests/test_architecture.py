@@ -130,9 +130,7 @@ def test_ranks_import_the_contract_and_two_files_and_nothing_else_of_ours() -> N
 
 
 @pytest.mark.parametrize(
-    "path",
-    [PACKAGE / "__init__.py", *sorted((PACKAGE / "contract").glob("*.py"))],
-    ids=dotted,
+    "path", [PACKAGE / "__init__.py", *sorted((PACKAGE / "contract").glob("*.py"))], ids=dotted
 )
 def test_what_every_rank_pays_for_is_the_standard_library(path: Path) -> None:
     loaded = ast.parse(path.read_text(encoding="utf-8")).body

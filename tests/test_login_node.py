@@ -110,9 +110,7 @@ def test_what_runs_no_trial_works(line: str, expected: str, python: Path, folder
 
 
 @pytest.mark.cases("line", "expected")
-def test_what_is_missing_for_a_trial_is_named(
-    line: str, expected: str, python: Path, folder: Path
-) -> None:
+def test_what_is_missing_for_a_trial_is_named(line, expected, python, folder) -> None:
     (folder / "train.py").write_text("print(1)\n", encoding="utf-8")
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE, done.stderr
@@ -133,9 +131,7 @@ def test_hjson_is_read_with_a_package_of_deepspeed_s(python: Path, folder: Path)
 @pytest.mark.parametrize(
     ("model", "package"), [("other.json", "torch"), ("gpt2 --lora-rank 8", "peft")]
 )
-def test_a_model_that_has_to_be_built_names_its_package(
-    model: str, package: str, python: Path, folder: Path
-) -> None:
+def test_a_model_that_has_to_be_built_names_its_package(model, package, python, folder) -> None:
     line = f"plan --model {model} --seq-len 64 --global-batch 8 --world 8 --gpu H100"
     done = autotune(*shlex.split(line), folder=folder, python=python)
     assert done.returncode == ExitCode.INVALID_INPUT

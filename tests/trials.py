@@ -7,15 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.contract import (
-    EngineSettings,
-    Identity,
-    Layout,
-    Measure,
-    Role,
-    TrialSpec,
-    Workload,
-)
+from autotune.contract import EngineSettings, Identity, Layout, Measure, Role, TrialSpec, Workload
 from autotune.devices.hardware import Environment
 from autotune.space.candidate import candidate_of
 from autotune.trial.transformer_shape import script_settings, shape_of
@@ -60,11 +52,7 @@ def spec(number=0, *, factory="tiny", **fields) -> TrialSpec:
     """A two-rank trial of one of `faulty_models`; fields of any part by their names."""
     made = TrialSpec(
         identity=Identity(
-            study="test",
-            number=number,
-            role=Role.SEARCH,
-            candidate_hash="",
-            knobs={},
+            study="test", number=number, role=Role.SEARCH, candidate_hash="", knobs={}
         ),
         layout=Layout(
             accelerator="cpu",

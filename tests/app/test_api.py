@@ -209,8 +209,7 @@ def test_rows_of_a_frame_are_predicted() -> None:
         "micro_batch": 1,
     }
     rows = pd.DataFrame(
-        [{**run, "gpu_type": "H100", "vocab": 32000}, {**run, "gpu_type": "Foo"}],
-        index=[10, 20],
+        [{**run, "gpu_type": "H100", "vocab": 32000}, {**run, "gpu_type": "Foo"}], index=[10, 20]
     )
     found = autotune.estimate_rows(rows)
     assert found["gpu_type"].to_dict() == {10: "H100", 20: "Foo"}

@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import CheckFlags, check_file, check_files, write_fix
-from autotune.base.errors import ExitCode, RenderError
+from autotune.base.errors import RenderError
 from autotune.check.lint import CheckExit
-from autotune.engines.deepspeed.sources.kinds import NotADsConfigError
 from tests.captured import captured
-from tests.cases import data_beside
 from tests.check.files import AUTO, rules, write
 from tests.command_line import autotune
-
-DATA = data_beside(__file__)
 
 WARNED = AUTO | {"wall_clock_breakdow": False, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {
@@ -42,79 +38,6 @@ def test_an_export_is_judged_for_what_it_was_made_for(tmp_path):
     assert "optimizer.needs_cuda" not in rules(report_of(path)), "somebody else's settings"
 
 
-def test_exit_codes_and_the_fix(tmp_path):
-    path = write(tmp_path, REFUSED)
-    before = path.read_text(encoding="utf-8")
-    done = autotune("check", path.name, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "error  schema.unknown_key" in done.stdout
-    assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
-    assert path.read_text(encoding="utf-8") == before
-
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "1 fixed, nothing left: it would run"
-    assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
-
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "nothing found: it would run"
-
-
-def test_the_fix_goes_into_no_file_but_the_one_that_was_named(tmp_path):
-    other = write(tmp_path, REFUSED, "other.json")
-    before = other.read_bytes()
-    path = write(tmp_path, f"deepspeed: {other}\n", "train.yaml")
-    done = autotune("check", path.name, "--fix", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert f"the fix of {other}" in " ".join(done.stdout.split())
-    assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
-    assert other.read_bytes() == before
-
-
-def test_what_programs_read_is_about_the_file_as_it_is_now(tmp_path):
-    path = write(tmp_path, REFUSED)
-    for flags, code, fixed in (((), 2, False), (("--fix",), 0, True), (("--fix",), 0, False)):
-        done = autotune("check", path.name, "--json", *flags, folder=tmp_path)
-        answer = json.loads(done.stdout)
-        assert (done.returncode, answer["fixed"]) == (code, fixed)
-        assert answer["would_run"] is (done.returncode == 0)
-
-
-def test_warnings_alone_end_with_0(tmp_path):
-    done = autotune("check", write(tmp_path, WARNED).name, "--json", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    answer = json.loads(done.stdout)
-    assert {one["consequence"] for one in answer["findings"]} == {"ignored"}
-    assert answer["would_run"] is True
-    assert answer["consumer"] == "trainer"
-    assert answer["unknown"][0] == "bf16.enabled"
-
-
-@pytest.mark.cases("flags", "said")
-def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
-    done = autotune("check", write(tmp_path, WARNED).name, *flags, folder=tmp_path, COLUMNS="500")
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
-
-
-def test_what_cannot_be_read_ends_with_3(tmp_path):
-    write(tmp_path, WARNED)
-    write(tmp_path, {"name": "x", "dependencies": {}}, "package.json")
-    for given in (("gone.json",), ("ds_config.json", "gone.json"), ("package.json",)):
-        done = autotune("check", *given, folder=tmp_path)
-        assert done.returncode == CheckExit.UNREADABLE
-        assert given[-1] in done.stderr
-        assert "Traceback" not in done.stderr
-    write(tmp_path, REFUSED, "refused.json")
-    done = autotune("check", ".", "gone.json", folder=tmp_path)
-    assert done.returncode == CheckExit.FAILS, "the worst of all files"
-
-
 def test_standard_input_and_formats(tmp_path):
     done = captured(
         [sys.executable, "-m", "autotune", "check", "-", "--format", "github"],
@@ -130,23 +53,6 @@ def test_standard_input_and_formats(tmp_path):
     write(tmp_path, REFUSED, "other.json")
     answer = json.loads(autotune("check", ".", "--json", folder=tmp_path).stdout)
     assert [one["file"] for one in answer] == ["ds_config.json", "other.json"]
-
-
-def test_a_warning_fails_where_that_is_asked_for(tmp_path):
-    path = write(tmp_path, WARNED)
-    assert autotune("check", path.name, "--strict", folder=tmp_path).returncode == CheckExit.FAILS
-    done = autotune("check", path.name, "--strict", "--ignore", "schema.*", folder=tmp_path)
-    assert done.returncode == CheckExit.PASSES
-    done = autotune("check", path.name, "--quiet", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (CheckExit.PASSES, "")
-
-
-def test_every_section_of_a_file_is_mended(tmp_path):
-    section = "deepspeed_config: {train_batch_size: 1, gradient_cliping: 1.0}"
-    text = f"one:\n  {section}  # the first\ntwo:\n  {section}\n"
-    path = write(tmp_path, text, "runs.yaml")
-    autotune("check", path.name, "--fix", folder=tmp_path)
-    assert path.read_text(encoding="utf-8") == text.replace("cliping", "clipping")
 
 
 def test_a_fix_keeps_what_it_does_not_change(tmp_path):
@@ -188,27 +94,6 @@ def test_nothing_to_fix_writes_nothing(tmp_path):
     assert path.stat().st_mtime_ns == before
 
 
-SIXTEEN = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16, "gradient_cliping": 1.0}
-
-
-def test_without_a_terminal_nothing_is_written_until_it_is_chosen(tmp_path):
-    path = write(tmp_path, SIXTEEN)
-    before = path.read_bytes()
-    line = ("check", path.name, "--world", "8", "--fix")
-    done = autotune(*line, folder=tmp_path, COLUMNS="200")
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "--choose batch.product=1  set train_micro_batch_size_per_gpu to 2" in done.stdout
-    assert path.read_bytes() == before
-    done = autotune(*line, "--choose", "batch.product=1", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    after = json.loads(path.read_text(encoding="utf-8"))
-    assert after["train_batch_size"] == 16
-    assert (after["train_micro_batch_size_per_gpu"], after["gradient_clipping"]) == (2, 1.0)
-    once = path.read_bytes()
-    done = autotune(*line, folder=tmp_path)
-    assert (done.returncode, path.read_bytes()) == (ExitCode.FOUND, once)
-
-
 @pytest.mark.parametrize("has_fp16", [True, False])
 def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
     monkeypatch.setattr("autotune.devices.hardware.cpu_has_fp16", lambda: has_fp16)
@@ -217,103 +102,43 @@ def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
     assert found == {"cpu": [] if has_fp16 else ["precision.unsupported"], "cuda": []}
 
 
-def test_data_in_a_folder_is_not_a_configuration_that_cannot_be_read(tmp_path):
-    """A list of samples, a log with NaN, a file of 5 MiB; a broken ds_config is one."""
-    write(tmp_path, REFUSED | {"zero_optimization": {"stage": 2}}, "ds.json")
-    for name, text in (
-        ("samples.json", '[{"text": "a"}]'),
-        ("log.json", '{"loss": NaN}'),
-        ("large.json", '{"zero_optimization": "' + "x" * (5 * 2**20) + '"}'),
-    ):
-        write(tmp_path, text, name)
-    flags = CheckFlags(deepspeed_version="0.19.8")
-    run = check_files([str(tmp_path)], flags)
-    assert [path.name for path in run.others] == ["large.json", "log.json", "samples.json"]
-    assert (len(run.reports), run.unread) == (1, [])
-    assert [one.path.name for one in check_files([str(tmp_path / "log.json")], flags).unread] == [
-        "log.json"
-    ]
-    write(tmp_path, '{"zero_optimization": {', "broken.json")
-    assert [one.path.name for one in check_files([str(tmp_path)], flags).unread] == ["broken.json"]
+@pytest.mark.cases("files", "steps")
+def test_what_of_some_files_is_judged(tmp_path, files, steps):
+    """Each step: which are named, or the folder, and with which flags."""
+    for step in ({"files": files}, *steps):
+        for name, content in step.get("files", {}).items():
+            write(tmp_path, content, name)
+        if "found" not in step:
+            continue
+        names = [str(tmp_path / name) for name in step.get("given", [""])]
+        does_fix = step.get("fix", False)
+        run = check_files(names, CheckFlags(**step.get("flags", {})), fix=does_fix)
+        assert found_in(run, fixed=does_fix) == step["found"]
+        assert run.exit_code(fixed=does_fix, strict=False) == step["code"]
+        told = " ".join(one.error.message for one in (*run.unread, *run.not_followed))
+        told += " ".join(f.violation.message for one in run.reports for f in one.found)
+        assert all(words in told for words in step.get("says", []))
+        for name, text in step.get("left", {}).items():
+            assert (tmp_path / name).read_text() == text
 
 
-def test_a_folder_has_its_launches_judged_and_names_those_not_followed(tmp_path):
-    """A configuration is judged as its launch uses it, once, and the fix is written into it."""
-    (tmp_path / "run.sh").write_text("deepspeed --num_gpus 8 t.py --deepspeed_config ds.json\n")
-    (tmp_path / "open.sh").write_text("deepspeed t.py --deepspeed_config $CONFIG\n")
-    (tmp_path / "data.sh").write_text("wget data\n")
-    ds = write(tmp_path, {"train_batch_size": "64", "bf16": {"enabled": True}}, "ds.json")
-    run = check_files([str(tmp_path)], CheckFlags(), fix=True)
-    assert [(one.source.path, one.world) for one in run.reports] == [(ds, 8)]
-    assert json.loads(ds.read_text())["train_batch_size"] == 64
-    assert [path.name for path in run.others] == ["data.sh"]
-    assert [one.path.name for one in run.not_followed] == ["open.sh"]
-    assert run.exit_code(fixed=True, strict=False) == CheckExit.PASSES
-    done = autotune("check", str(tmp_path), folder=tmp_path)
-    last = " ".join(done.stdout.split())
-    assert "(1 as another file uses it; 1 more file holds" in last
-    assert "not followed: " in last
-    assert "open.sh: names '$CONFIG'" in last
+def found_in(run, *, fixed):
+    """What became of each file, with the world and what is wrong where it was judged."""
+    found = {}
+    for one in run.reports:
+        wrong = [f"{f.place.line}:{f.place.column} {f.violation.rule}" for f in one.found]
+        is_written = ["written"] if one.is_written(fixed=fixed) else []
+        found.setdefault(one.source.path.name, []).append([one.world, *wrong, *is_written])
+    for fate in ("others", "unread", "not_followed"):
+        for one in getattr(run, fate):
+            found[getattr(one, "path", one).name] = fate
+    return found
 
 
-def test_launches_in_a_folder_are_unread_where_a_file_fails_and_not_followed_where_open(tmp_path):
-    """In a job's YAML as in a shell file; prose in one is no launch."""
-    launch = "deepspeed --num_gpus 8 t.py --deepspeed_config"
-    write(tmp_path, {"train_batch_size": 8}, "ds.json")
-    write(tmp_path, f"{launch} ds.json\n", "run.sh")
-    write(tmp_path, f"{launch} $CONFIG\n", "open.sh")
-    write(tmp_path, f"run: {launch} $CONFIG\n", "open.yaml")
-    write(tmp_path, "run: Bob's deepspeed run\n", "prose.yaml")
+def test_a_large_file_of_data_in_a_folder_is_no_configuration(tmp_path):
+    write(tmp_path, '{"zero_optimization": "' + "x" * (5 * 2**20) + '"}', "large.json")
     run = check_files([str(tmp_path)], CheckFlags())
-    assert [path.name for path in run.others] == ["prose.yaml"]
-    assert [one.path.name for one in run.not_followed] == ["open.sh", "open.yaml"]
-    assert run.exit_code(fixed=False, strict=False) == CheckExit.PASSES
-    assert [set(one) for one in run.to_dicts(fixed=False)[1:]] == [
-        {"file", "not_followed", "fix"}
-    ] * 2
-    write(tmp_path, f"{launch} gone.json\n", "gone.sh")
-    write(tmp_path, f"{launch} ds.json\n{launch} gone.json\n", "run.sh")
-    run = check_files([str(tmp_path)], CheckFlags())
-    assert [one.path.name for one in run.unread] == ["gone.sh", "run.sh"]
-    assert [one.source.path.name for one in run.reports] == ["ds.json"]
-    assert run.exit_code(fixed=False, strict=False) == CheckExit.UNREADABLE
-
-
-@pytest.mark.parametrize("scripts", [1, 2])
-def test_a_fix_for_one_launch_is_not_undone_by_that_for_another(tmp_path, scripts):
-    lines = [f"deepspeed --num_gpus {n} t.py --deepspeed_config ds.json\n" for n in (8, 4)]
-    for number, text in enumerate(lines if scripts == 2 else ["".join(lines)]):
-        write(tmp_path, text, f"run{number}.sh")
-    batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1}
-    ds = write(tmp_path, batch | {"gradient_accumulation_steps": 4}, "ds.json")
-    run = check_files([str(tmp_path)], CheckFlags(), fix=True)
-    assert json.loads(ds.read_text())["gradient_accumulation_steps"] == 8
-    assert [one.is_written(fixed=True) for one in run.reports] == [True, False]
-    assert run.exit_code(fixed=True, strict=False) == CheckExit.FAILS
-
-
-def test_what_lies_in_an_export_beside_its_configuration_is_none(tmp_path):
-    """`check folder/*` names files that are no configuration; the one that is counts."""
-    ours = {"settings.json": {"accelerator": "cuda"}, "autotune_export.json": {"dialect": "hf"}}
-    for name, content in ours.items():
-        write(tmp_path, content, name)
-    (tmp_path / "README.md").write_text("# It's ours\n")
-    config = write(tmp_path, AUTO)
-    names = [str(path) for path in sorted(tmp_path.iterdir())]
-    run = check_files(names, CheckFlags())
-    assert [report.source.path for report in run.reports] == [config]
-    assert [path.name for path in run.others] == [
-        "README.md",
-        "autotune_export.json",
-        "settings.json",
-    ]
-    assert not run.unread
-    (tmp_path / "autotune_export.json").unlink()
-    run = check_files([n for n in names if "export" not in Path(n).name], CheckFlags())
-    assert [one.path.name for one in run.unread] == ["README.md", "settings.json"]
-    write(tmp_path, ours["autotune_export.json"], "autotune_export.json")
-    config.write_text('{"zero_optimization": {"stage": 1,}')
-    assert [one.path for one in check_files(names, CheckFlags()).unread] == [config]
+    assert ([path.name for path in run.others], run.unread) == (["large.json"], [])
 
 
 def test_a_file_that_cannot_be_read_is_listed_with_the_others(tmp_path):
@@ -366,50 +191,6 @@ def test_every_file_of_an_export_is_judged(tmp_path, engine, target, launcher):
     assert check_files([str(tmp_path / "out")], CheckFlags()).reports
 
 
-def test_settings_of_a_layout_that_does_not_fit_its_ranks_are_refused(tmp_path):
-    """By the file alone, and where the script of a launch names it."""
-    settings = {"tensor_model_parallel_size": 3, "num_attention_heads": 12, "num_layers": 12}
-    write(tmp_path, settings, "layout.json")
-    (report,) = check_files([str(tmp_path / "layout.json")], CheckFlags(world=8)).reports
-    assert "megatron.tp.heads" not in rules(report)
-    assert "megatron.world.product" in rules(report)
-    write(tmp_path, 'json.load(open("layout.json"))\n', "pretrain.py")
-    write(tmp_path, "torchrun --nproc-per-node 8 pretrain.py\n", "run.sh")
-    (report,) = check_files([str(tmp_path / "run.sh")], CheckFlags()).reports
-    assert (report.world, "megatron.world.product" in rules(report)) == (8, True)
-    fields = {"actor": {"megatron": settings}, "rollout": {"tensor_model_parallel_size": 4}}
-    cluster = {"cluster": {"gpus_per_node": 8, "num_nodes": 2}}
-    write(tmp_path, json.dumps(fields | cluster), "verl.yaml")
-    (report,) = check_files([str(tmp_path / "verl.yaml")], CheckFlags()).reports
-    (found,) = (one for one in report.found if one.violation.rule == "megatron.world.product")
-    assert "actor.megatron.tensor_model_parallel_size 3" in found.violation.message
-
-
-_NEMO_RL = DATA["_NEMO_RL"]
-_APART = "false, resources: {gpus_per_node: 4, num_nodes: 1}"
-
-
-def test_the_world_of_a_file_is_that_of_the_ranks_that_train(tmp_path):
-    """Of two fields, the first one in the table counts, whatever the hash seed."""
-    path = tmp_path / "grpo.yaml"
-    path.write_text(_NEMO_RL.replace("COLOCATED", "true"))
-    (report,) = check_files([str(path)], CheckFlags()).reports
-    (found,) = report.found
-    assert (report.world, found.violation.rule) == (16, "megatron.world.product")
-    assert (found.place.line, found.place.column) == (8, 5)
-    for apart in (_APART, "null, resources: {num_nodes: 1}"):
-        path.write_text(_NEMO_RL.replace("COLOCATED", apart))
-        (report,) = check_files([str(path)], CheckFlags()).reports
-        assert (report.world, report.found) == (None, ())
-
-
-@pytest.mark.cases("name", "text")
-def test_a_file_that_splits_nothing_by_megatron_is_none_of_its_settings(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    (unread,) = check_files([str(tmp_path / name)], CheckFlags()).unread
-    assert isinstance(unread.error, NotADsConfigError)
-
-
 def test_degrees_alone_are_no_whole_training(tmp_path):
     degrees = {"tensor_model_parallel_size": 2}
     whole = {}
@@ -440,14 +221,6 @@ def test_settings_that_only_hjson_reads_are_read_and_do_not_end_a_folder(tmp_pat
     assert run.others == [tmp_path / "open.json"]
 
 
-def test_the_place_of_a_setting_is_that_of_its_section(tmp_path):
-    degrees = {"tensor_model_parallel_size": 3}
-    data = {"rollout": degrees, "actor": degrees}
-    write(tmp_path, json.dumps(data, indent="\t"), "verl.json")
-    (report,) = check_files([str(tmp_path / "verl.json")], CheckFlags(world=8)).reports
-    assert [one.place.line for one in report.found] == [6]
-
-
 @pytest.mark.cases("section", "accelerator", "rule")
 def test_one_fix_takes_all_that_exclude_each_other(tmp_path, section, accelerator, rule):
     offloads = ("parameters", "opt_states", "activation")
@@ -469,14 +242,3 @@ def test_one_fix_takes_all_that_exclude_each_other(tmp_path, section, accelerato
     assert rules(run.reports[0]) == [rule]
     assert run.exit_code(fixed=True, strict=True) == CheckExit.PASSES
     assert check_files([str(path)], CheckFlags(accelerator=accelerator)).reports[0].found == ()
-
-
-def test_a_job_whose_launch_cannot_be_read_says_why(tmp_path):
-    write(tmp_path, "deepspeed --num_gpus 8 t.py --deepspeed_config gone.json\n", "launch.sh")
-    write(tmp_path, "name: x\nrun: bash launch.sh\n", "job.yaml")
-    command = {"command": ["bash", "-c"], "args": ["cd /x && bash /x/launch.sh"]}
-    write(tmp_path, json.dumps({"spec": {"containers": [command]}}), "pod.yaml")
-    run = check_files([str(tmp_path)], CheckFlags())
-    assert [one.path.name for one in run.unread] == ["launch.sh", "job.yaml", "pod.yaml"]
-    assert all("'gone.json', which is not there" in one.error.message for one in run.unread)
-    assert run.others == []

@@ -65,10 +65,7 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
     tops = [(key,) for key in sound]
     # `tests/chaos/test_fuzz.py` breaks it at any place.
     deep = [place for place in places(sound) if len(place) > 1][::14]
-    cases = [
-        *itertools.product(tops, (7, [3], ...)),
-        *zip(deep, itertools.cycle((*WRONG, ...))),
-    ]
+    cases = [*itertools.product(tops, (7, [3], ...)), *zip(deep, itertools.cycle((*WRONG, ...)))]
     recorded = study.read()
     trials = recorded.trials
     monkeypatch.setattr(Study, "read", lambda _: recorded)

@@ -12,10 +12,7 @@ from autotune.planning.choices import strain_of
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.candidates.explained import (
-    estimate_as_dict,
-    print_explained,
-)
+from autotune.report.candidates.explained import estimate_as_dict, print_explained
 from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 from tests.app.test_planning import printed
 from tests.captured import captured
@@ -163,15 +160,6 @@ def test_of_two_changes_that_make_it_legal_the_one_that_the_fix_names_is_propose
     assert (change.knob, change.value) == ("sequence_parallel", True)
 
 
-@pytest.mark.parametrize("top", ["1", "30"])
-def test_the_search_of_a_plan_keeps_its_space_and_has_it_once(tmp_path, top):
-    sizes = ("--seq-len", "4096", "--global-batch", "256", "--world", "64", "--gpu", "A100")
-    flags = ("--engine", "megatron", "--model", "llama-3-8b", *sizes, "--space", "plan")
-    done = autotune("plan", *flags, "--top", top, folder=tmp_path)
-    command = next(line for line in done.stdout.splitlines() if "autotune search --" in line)
-    assert command.count("--space plan") == 1
-
-
 def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
     small = {"model": "llama-3.2-1b", "seq_len": 2048, "global_batch": 32, "world": 8}
     outlook = opened(space="megatron", **small)
@@ -184,15 +172,6 @@ def test_a_rank_that_a_consumer_can_be_told_is_named(tmp_path):
     assert export_ranked(outlook, ranking, tmp_path / "out", to="verl", note=notes.append)
     assert json.loads((tmp_path / "out" / "prediction.json").read_text())["rank"] == rank
     assert notes[0].startswith("rank 1 is not written: --to verl: ")
-
-
-def test_a_form_of_another_engine_is_refused_before_anything_is_ranked(tmp_path):
-    words = ("--model", "no-such-model", "--engine", "megatron", "--export", "out")
-    done = autotune("plan", *words, "--to", "command", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert (
-        "--to command: a configuration of megatron cannot be written in that form" in done.stderr
-    )
 
 
 def test_the_export_is_bash_and_marked_as_predicted(outlook, ranking, tmp_path):

@@ -296,9 +296,7 @@ def test_other_work_beside_the_command_is_told(diagnosed: Diagnosed) -> None:
 
 
 @pytest.mark.usefixtures("launchers")
-def test_a_slow_run_is_no_gain_of_any_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_run_is_no_gain_of_any_change(tmp_path, monkeypatch) -> None:
     """The forecasts of a change and of the command are compared, and its run scales both."""
     gains = []
     for name, factor in (("calm", 1), ("disturbed", 20)):

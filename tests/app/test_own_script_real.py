@@ -174,12 +174,7 @@ def test_an_edited_candidate_runs_as_it_was_asked(tmp_path, example, command, re
 def test_what_goes_on_beside_the_training_changes_nothing(tmp_path: Path) -> None:
     """See the script: several engines, workers, checkpoints, evaluation, lengths, own packages."""
     out = tmp_path / "out"
-    ran = run(
-        "diagnose",
-        (*TORCHRUN, "busy.py", "--out", str(out)),
-        SCRIPTS,
-        tmp_path / "results",
-    )
+    ran = run("diagnose", (*TORCHRUN, "busy.py", "--out", str(out)), SCRIPTS, tmp_path / "results")
     assert ran.returncode == 0, ran.stderr
     script = observed_in(tmp_path / "results")
     assert script.measured.loss_last is not None, "its losses go backward past the engine"

@@ -31,9 +31,7 @@ from tests.search.scripted import (
     rate_of,
     realistic,
 )
-from tests.search.scripted import (
-    session_of as scripted_session,
-)
+from tests.search.scripted import session_of as scripted_session
 from tests.search.test_sampler import spec_of, trial
 
 

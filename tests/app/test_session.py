@@ -55,10 +55,7 @@ def test_devices_are_those_of_the_job_by_their_entry_of_the_table(
     here = replace(A100, device_name=device, device_memory_bytes=memory_gib * 2**30)
     for name in names:
         check_devices({"gpu": name}, here)
-    for refused, code in (
-        (others, ExitCode.FLEET_UNAVAILABLE),
-        (unknown, ExitCode.INVALID_INPUT),
-    ):
+    for refused, code in ((others, ExitCode.FLEET_UNAVAILABLE), (unknown, ExitCode.INVALID_INPUT)):
         for name in refused:
             with pytest.raises(AutotuneError, match="--gpu") as caught:
                 check_devices({"gpu": name}, here)

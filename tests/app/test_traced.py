@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.app.planning import open_outlook
-from autotune.base.errors import ExitCode, JobError
+from autotune.base.errors import JobError
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.traced import trace_estimate
 from autotune.report.candidates.traced import print_traced, traced_as_dict
@@ -87,17 +87,3 @@ def test_layers_of_megatron_are_not_the_models_code():
     with pytest.raises(JobError, match="--engine megatron") as caught:
         trace_estimate(outlook, [])
     assert "--engine deepspeed" in caught.value.hint
-
-
-def test_a_table_of_runs_is_not_traced(tmp_path):
-    table = ("--rows", "runs.csv", "--out", "predicted.csv")
-    done = autotune("estimate", "--trace", *table, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "leave out --set, --trace," in " ".join(done.stderr.split())
-
-
-def test_a_table_of_runs_learns_from_no_study(tmp_path):
-    table = ("--rows", "runs.csv", "--out", "predicted.csv")
-    done = autotune("estimate", "--knowledge", "lessons.json", *table, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "no earlier study corrects it" in " ".join(done.stderr.split())

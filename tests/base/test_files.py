@@ -21,10 +21,7 @@ def write_as_text(path: Path) -> None:
     write_text(path, '{"new": 1}', error=StudyError, hint="name another")
 
 
-WRITERS = {
-    "text": write_as_text,
-    "json": lambda path: write_json(path, {"new": 1}),
-}
+WRITERS = {"text": write_as_text, "json": lambda path: write_json(path, {"new": 1})}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -80,9 +77,7 @@ PREPARED = {
 @is_root
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("kind", PREPARED)
-def test_another_user_does_not_choose_who_may_write(
-    tmp_path: Path, writer: str, kind: str
-) -> None:
+def test_another_user_does_not_choose_who_may_write(tmp_path, writer, kind) -> None:
     path = tmp_path / "report.html"
     before = os.umask(0)
     try:
@@ -106,9 +101,7 @@ def test_one_s_own_file_keeps_its_mode(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
-def test_a_full_disk_sends_nobody_to_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_sends_nobody_to_another_folder(tmp_path, monkeypatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -51,9 +51,7 @@ def test_a_strategy_tries_nothing_twice_and_in_the_end_everything(group: Group, 
     assert order == list(STRATEGIES[name](group, n, 3)), "the same seed, the same order"
 
 
-def test_a_run_is_done_within_the_share_and_what_ran_out_of_memory_found_nothing(
-    group: Group,
-) -> None:
+def test_a_run_is_done_within_the_share_and_what_ran_out_of_memory_found_nothing(group) -> None:
     its = run(float("inf"), 0.5, 0.0101, 0.01, 0.0)
     assert (its.trials_to(0.01), its.trials_to(0.02)) == (4, 3)
     assert run(0.5, 0.3).trials_to(0.02) is None
@@ -75,9 +73,7 @@ def test_every_group_counts_once_and_an_unsolved_run_at_its_cap() -> None:
     assert figures["solved_within_5"] == 0.75
 
 
-def test_the_calibrated_order_beats_chance_and_its_own_forecast_at_the_worst(
-    group: Group,
-) -> None:
+def test_the_calibrated_order_beats_chance_and_its_own_forecast_at_the_worst(group) -> None:
     by_chance = [
         its.trials_to(0.01) or its.cap
         for its in compete(random_order, [group], n_trials=15, seeds=range(20))
@@ -89,9 +85,7 @@ def test_the_calibrated_order_beats_chance_and_its_own_forecast_at_the_worst(
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "search_efficiency.py"
 
 
-def test_the_benchmark_ends_with_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_ends_with_its_figures(tmp_path, monkeypatch, capsys) -> None:
     write(tmp_path / "runs.csv", sweep())
     arguments = ["--published", str(tmp_path), "--seeds", "2", "--model-off", "0.35", "--json"]
     arguments += ["--strategies", "random", "tpe", "calibrated"]

@@ -13,13 +13,7 @@ from tests.jobs import TINY
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import deepspeed_autotuner
-from wall_clock_searches import (
-    Row,
-    Search,
-    Table,
-    search_table,
-    summarize_searches,
-)
+from wall_clock_searches import Row, Search, Table, search_table, summarize_searches
 
 SPACE = {
     "name": "few",

@@ -100,10 +100,7 @@ def _agent_killed(start: Start, ground: Ground) -> None:
         agent.kill()
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
-    must(
-        "the agent of the node ended" in result.evidence,
-        f"evidence: {result.evidence}",
-    )
+    must("the agent of the node ended" in result.evidence, f"evidence: {result.evidence}")
     arena.check()
 
 

@@ -146,10 +146,7 @@ def _yaml(reader: str, folder: Path, seed: bytes, read: Callable[[Path], object]
 
 
 def _table(
-    reader: str,
-    folder: Path,
-    rows: Sequence[Mapping[str, object]],
-    read: Callable[[Path], object],
+    reader: str, folder: Path, rows: Sequence[Mapping[str, object]], read: Callable[[Path], object]
 ) -> Reader:
     seed = _as_csv(rows)
     return Reader(

@@ -5,17 +5,12 @@ import pkgutil
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from autotune.contract import Role
-from autotune.record.study import Trial
-from autotune.search.history import History
-from tests import trials
 from tests.chaos import (
     around_trials,
     in_coordinators,
@@ -27,9 +22,6 @@ from tests.chaos import (
 )
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault
-from tests.chaos.resume import check_told
-from tests.search.scripted import ok
-from tests.trials import changed
 
 ROOMS: dict[str, ModuleType] = {
     "trials": in_trials,
@@ -119,31 +111,3 @@ def test_what_security_names_is_there():
     names = {name for names in named for name in re.findall(r"`([^`]+)`", names)}
     assert names
     assert names <= {fault.subject for fault in ALL}
-
-
-def recorded(number, candidate, role=Role.SEARCH, *, disturbed="", **changes):
-    spec = changed(trials.spec(number, role=role, **changes), candidate_hash=candidate)
-    result = replace(ok(spec, 100.0), disturbed=disturbed)
-    return Trial(folder=Path(), spec=spec, result=result)
-
-
-def test_a_repeat_of_a_disturbed_trial_is_no_lost_one():
-    told = [SimpleNamespace(state=SimpleNamespace(name="COMPLETE"))]
-    check_told(History([recorded(0, "a"), recorded(1, "a", repeat_of=0)]), told)
-    with pytest.raises(AssertionError, match="ran twice"):
-        check_told(History([recorded(0, "a"), recorded(1, "a")]), told)
-
-
-def test_what_is_damaged_is_the_only_trial_of_its_candidate():
-    found = [
-        recorded(0, "a", Role.BASELINE, disturbed="load"),
-        recorded(1, "a", Role.BASELINE, repeat_of=0),
-        recorded(2, "b", disturbed="load"),
-        recorded(3, "b", repeat_of=2),
-        recorded(4, "c"),
-    ]
-    numbers = [
-        in_coordinators.lone_trial(SimpleNamespace(study=SimpleNamespace(trials=found[:n].copy)))
-        for n in range(6)
-    ]
-    assert numbers == [None] * 5 + [4]

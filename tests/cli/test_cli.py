@@ -81,56 +81,6 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
     assert json.loads(best.stdout)["confirm_trials"] < plan["confirm_trials"]
 
 
-@pytest.mark.cases("flags")
-def test_two_forms_of_a_report_are_refused(flags: tuple[str, ...], tmp_path: Path) -> None:
-    done = autotune(*flags, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert done.stdout == ""
-    assert all(flag in done.stderr for flag in flags if flag.startswith("--"))
-    assert "fix: give one of --json, --csv" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_flags_it_plans_a_job_for_this_machine(tmp_path: Path) -> None:
-    done = autotune("search", "--dry-run", "--json", folder=tmp_path)
-    plan = json.loads(done.stdout)
-    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama-32k", 2, "cpu")
-
-
-def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
-    job = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 8\nworld: 2\nspace: smoke\n"
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    done = autotune(
-        "search", "--job", "job.yaml", "--seq-len", "32", "--dry-run", "--json", folder=tmp_path
-    )
-    plan = json.loads(done.stdout)
-    assert (plan["model"], plan["seq_len"]) == ("tiny-gpt2", 32)
-
-
-@pytest.mark.cases("arguments", "expected")
-def test_what_a_user_gets_wrong_is_named_without_a_traceback(
-    arguments: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
-    done = autotune("search", *SMALL, *arguments, "--yes", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
-    assert not (tmp_path / "results").exists()
-
-
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = autotune("search", *SMALL, "--model", "nothing", "--debug", folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "Traceback" in done.stderr
-
-
-def test_a_device_that_is_not_there_is_fleet_unavailable(tmp_path: Path) -> None:
-    done = autotune("search", "--yes", folder=tmp_path, DS_ACCELERATOR="xpu")
-    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    assert "xpu" in done.stderr
-
-
 def test_render_writes_the_files_of_one_candidate(tmp_path: Path) -> None:
     job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
     (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
@@ -145,42 +95,6 @@ def test_render_writes_the_files_of_one_candidate(tmp_path: Path) -> None:
     assert config["zero_optimization"]["stage"] == 2
     assert config["train_micro_batch_size_per_gpu"] == 2
     assert config["gradient_accumulation_steps"] == 2
-
-
-def test_render_says_which_settings_change_nothing(tmp_path: Path) -> None:
-    job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
-    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
-    setting = "stage3.prefetch_bucket_size=1000"
-    done = autotune(
-        "render", "--job", "job.yaml", "--set", setting, "--out", "out", folder=tmp_path
-    )
-    assert done.returncode == ExitCode.FOUND
-    assert "changes nothing here" in done.stderr
-
-
-def test_render_says_that_a_candidate_does_not_fit(tmp_path: Path) -> None:
-    job = ("--model", "llama-3-70b", "--seq-len", "4k", "--global-batch", "64", "--world", "8")
-    setting = ("--gpu", "H100", "--set", "zero.stage=1")
-    done = autotune("render", *job, *setting, "--out", "out", folder=tmp_path)
-    assert done.returncode == ExitCode.FOUND
-    assert re.search(r"predicted to need \d+ GiB of an accelerator's 79.1 GiB", done.stderr)
-    # Where its hosts are what lacks, they are named.
-    (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
-    setting = ("--gpu", "H200", "zero.stage=3", "offload.optimizer=cpu")
-    done = autotune(
-        "render", "--job", "job.yaml", *job, *setting, "--out", "there", folder=tmp_path
-    )
-    assert done.returncode == ExitCode.FOUND
-    told = r"predicted to need \d+ GiB of the host's 100 GiB per node, and not to fit"
-    assert re.search(told, done.stderr)
-    assert "accelerator's" not in done.stderr
-
-
-@pytest.mark.parametrize("command", [("report",), ("export", "--out", "out")])
-def test_without_a_study_the_next_step_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
-    done = autotune(*command, folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "autotune search" in done.stderr
 
 
 def test_the_doctor_answers_in_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import autotune as api
 from autotune.app.session import read_job
-from autotune.base.errors import ExitCode, JobError
+from autotune.base.errors import JobError
 from autotune.job.job import JobText
 from autotune.job.model import load_model, without_address
 from autotune.testing import ENVIRONMENT
@@ -118,24 +118,6 @@ def test_a_rank_of_adapters_is_named_alike_in_a_file() -> None:
     overridden, _ = read_job(text, {"lora_rank": 8}, ENVIRONMENT)
     assert overridden.finetune is not None
     assert overridden.finetune.rank == 8
-
-
-def test_trials_run_on_the_accelerators_of_the_job_alone(tmp_path: Path) -> None:
-    small = ("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "8", "--precision")
-    line = ("search", *small, "fp32", "--space", "smoke", "--dry-run")
-    refused = autotune(*line, "--gpu", "H100", folder=tmp_path)
-    assert refused.returncode == ExitCode.FLEET_UNAVAILABLE
-    assert "--gpu H100: trials would run on" in refused.stderr
-    assert "autotune plan --gpu H100" in refused.stderr
-    assert "--fleet simulate:8xH100" in refused.stderr
-    assert autotune(*line, "--gpu", "cpu", folder=tmp_path).returncode == 0
-    there = (*line, "--fleet", "simulate:8xA100-80GB", "--gpu")
-    assert autotune(*there, "a100", folder=tmp_path).returncode == 0
-    assert autotune(*there, "A100-40GB", folder=tmp_path).returncode == 4
-    unknown = autotune(*there, "A10000", folder=tmp_path)
-    assert unknown.returncode == ExitCode.INVALID_INPUT
-    assert "did you mean A100" in unknown.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_job_file_names_the_fleet_of_every_command(tmp_path: Path) -> None:

@@ -24,12 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
 
 
 @pytest.mark.cases("step", "arguments")
-def test_ctrl_c_is_one_line(
-    step: str,
-    arguments: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_ctrl_c_is_one_line(step, arguments, monkeypatch, capfd) -> None:
     monkeypatch.setattr(step, interrupted)
     assert run(monkeypatch, *arguments) == ExitCode.INTERRUPTED
     out, err = capfd.readouterr()
@@ -37,9 +32,7 @@ def test_ctrl_c_is_one_line(
     assert err.splitlines() == [LINE]
 
 
-def test_ctrl_c_at_the_question(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_at_the_question(monkeypatch, capfd) -> None:
     def aborted(*_: object, **__: object) -> None:
         raise typer.Abort
 

@@ -46,10 +46,7 @@ def kept(p: Plans) -> float:
         # A fused kernel writes no scores: what selective recomputation leaves.
         ({}, 34 * S * H),
         # Every second layer recomputed: half of either.
-        (
-            {"recompute": float(Recompute.FULL), "recompute_every": 2.0},
-            S * H * (34 + 2) / 2,
-        ),
+        ({"recompute": float(Recompute.FULL), "recompute_every": 2.0}, S * H * (34 + 2) / 2),
     ],
 )
 def test_one_layer_as_the_paper_counts_it(changes: dict[str, float], per_layer: float) -> None:
@@ -74,9 +71,7 @@ def test_scores_are_as_wide_as_the_layers_compute() -> None:
         ({"expert_biases": 1.0}, 2, 4),  # GPT-OSS
     ],
 )
-def test_a_softmax_of_hugging_face_is_kept_in_32_bits_too(
-    changes: dict[str, float], each_bytes: int, running_bytes: int
-) -> None:
+def test_a_softmax_of_hugging_face_is_kept_in_32_bits_too(changes, each_bytes, running_bytes):
     llama = {"gated_mlp": 1.0, "fused_kernels": 0.0, "has_dropout": 0.0, **changes}
     written, fused = (plans(flash_attention=kind, **llama) for kind in (0.0, 1.0))
     assert kept(written) - kept(fused) == pytest.approx(L * each_bytes * A * S * S)

@@ -207,13 +207,7 @@ def test_fresh_pages_cost_only_where_freed_ones_go_back(tmp_path: Path) -> None:
     ("link", "wish", "described_bytes_per_s", "nodes", "measured_share"),
     [
         ("nvlink", {"nvlink": "450GB/s"}, 450e9, {}, 1.0),
-        (
-            "network",
-            {"network": "100Gbps"},
-            12.5e9,
-            {"per_node": 1, "n_nodes": 4},
-            NETWORK_SHARE,
-        ),
+        ("network", {"network": "100Gbps"}, 12.5e9, {"per_node": 1, "n_nodes": 4}, NETWORK_SHARE),
     ],
 )
 def test_a_described_link_is_not_the_measured_one(

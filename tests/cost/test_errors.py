@@ -112,9 +112,7 @@ def test_a_peak_that_just_fits_has_its_upper_end_at_the_memory_of_the_device() -
 @pytest.mark.parametrize(
     ("open_", "deviation"), [({"software": ""}, 0.1), ({"offload": "cpu(optimizer)"}, 0.5)]
 )
-def test_unknown_age_and_prices_of_hosts_widen_times_and_not_peaks(
-    open_: dict[str, str], deviation: float
-) -> None:
+def test_unknown_age_and_prices_of_hosts_widen_times_and_not_peaks(open_, deviation) -> None:
     kinds = {**CLOSED, "offload": "none"}
     rows = row(**kinds), row(**{**kinds, **open_})
     _, _, basis = read(*rows)

@@ -64,9 +64,7 @@ def test_constants_must_be_complete_and_numbers(tmp_path: Path) -> None:
         ("overlap_share", True, "at most 1"),
     ],
 )
-def test_a_constant_that_cannot_be_is_named(
-    tmp_path: Path, name: str, value: float, allowed: str
-) -> None:
+def test_a_constant_that_cannot_be_is_named(tmp_path, name, value, allowed) -> None:
     values = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({**values, name: value}), encoding="utf-8")

@@ -1,20 +1,13 @@
 """Times against hand-worked cases, and what must not get slower when a knob is turned."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autotune.cost import (
-    Constants,
-    Plans,
-    Prediction,
-    Recompute,
-    load_constants,
-    predict,
-    traffic,
-)
+from autotune.cost import Constants, Plans, Prediction, load_constants, predict, traffic
 from autotune.cost import collectives as comm
 from autotune.cost.plans import Column, ContextKind
 from autotune.cost.sizes import sizes_of
@@ -83,96 +76,16 @@ def test_parts_add_up_to_the_step() -> None:
     assert all(np.all(getattr(times, name) >= 0) for name in names)
 
 
-BUSY = {"tp": 8.0, "pp": 4.0, "dp": 4.0, "zero_stage": 1.0, "grad_accum": 16.0}
-STAGE_3 = {"zero_stage": 3.0, "dp": 64.0}
-SMALL = {"hidden": 1024.0, "ffn_hidden": 4096.0, "n_heads": 16.0, "head_dim": 64.0}
-MIXTURE = {"n_experts": 64.0, "experts_per_token": 8.0, "dp": 64.0}
-FASTER = np.array([4.0, 2.0, 1.0])
-"""Over what it is."""
+def of_row(changes: dict[str, Any]) -> Plans:
+    """Candidates whose columns a row of a table changes; a list has a value for each."""
+    columns = {n: np.array(v, float) if isinstance(v, list) else v for n, v in changes.items()}
+    return plans(**columns)
 
 
-@pytest.mark.parametrize(
-    ("part", "least", "changes"),
-    [
-        *(
-            ("step_s", 1.0, {name: np.array(values, float)})
-            for name, values in (
-                ("n_layers", [24, 48, 96]),
-                ("seq_len", [1024, 2048, 4096]),
-                ("micro_batch", [1, 2, 4]),
-                ("vocab", [32000, 64000, 128000]),
-            )
-        ),
-        *(
-            ("step_s", 1.0, {**BUSY, name: float(getattr(plans(), name)) * FASTER})
-            for name in ("matmul_flops", "half_flops", "memory_bytes_per_s")
-        ),
-        ("tensor_comm_s", 1.0, {**BUSY, "nvlink_bytes_per_s": 300e9 * FASTER}),
-        # Ranks that share a key head gather the heads of all.
-        ("tensor_comm_s", 1.1, {**BUSY, "n_kv_heads": np.array([8.0, 4.0])}),
-        ("data_comm_s", 1.0, {**BUSY, "network_bytes_per_s": 25e9 * FASTER}),
-        # In larger micro-batches, as many samples.
-        ("step_s", 1.0, {"micro_batch": FASTER, "grad_accum": 4 / FASTER, "hidden": 1024.0}),
-        ("step_s", 1.0, {"zero_stage": 2.0, "dp": 8.0, "optimizer_tier": np.arange(3.0)}),
-        ("data_comm_s", 1.0, {**STAGE_3, "gather_bytes": np.array([1.0, 2.0])}),
-        ("data_comm_s", 1.0, {**STAGE_3, "overlap_gather": np.array([1.0, 0.0])}),
-        (
-            "data_comm_s",
-            1.5,
-            {**STAGE_3, "micro_batch": 8.0, "live_elements": np.array([1e10, 1e8])},
-        ),
-        (
-            "data_comm_s",
-            1.0,
-            {
-                **{**SMALL, **STAGE_3, "overlap_gather": 0.0, "gather_calls_per_layer": 4.0},
-                "prefetch_elements": np.array([1e8, 1.0]),
-            },
-        ),
-        (
-            "data_comm_s",
-            1.2,
-            {
-                **{**STAGE_3, "overlap_gather": 0.0, "recompute": 2.0},
-                "layer_wise_gather": np.array([1.0, 0.0]),
-            },
-        ),
-        ("data_comm_s", 1.0, {"dp": 8.0, "zero_stage": 1.0, "user_buffers": np.array([1.0, 0.0])}),
-        ("expert_comm_s", 1.2, {**MIXTURE, "ep": 64.0, "flex_dispatch": np.array([1.0, 0.0])}),
-        ("expert_comm_s", 1.0, {**MIXTURE, "ep": 8.0, "expert_imbalance": np.array([1.0, 1.5])}),
-        (
-            "step_s",
-            1.05,
-            {
-                **{"n_experts": 64.0, "experts_per_token": 8.0},
-                "expert_imbalance": np.array([1.0, 1.5]),
-            },
-        ),
-        ("recompute_s", 1 / 0.3, {"recompute": np.array([1.0, 2.0])}),
-        ("bubble_s", 1.0, {"pp": 4.0, "grad_accum": 32.0, "vocab": np.array([1e-9, 1e6])}),
-        # Even where every fetch hides behind the layers' products.
-        (
-            "offload_s",
-            1.0,
-            {
-                **STAGE_3,
-                "param_tier": np.arange(3.0),
-                "micro_batch": 16.0,
-                "host_bytes_per_s": 1e12,
-            },
-        ),
-        ("logits_s", 1.0, {"logit_bytes": np.array([4.0, 12.0])}),
-        # Of a recomputed layer only its input goes to the host.
-        (
-            "offload_s",
-            8.0,
-            {"offloaded_activations": 1.0, "recompute": np.array([2, 0]), "host_bytes_per_s": 1e8},
-        ),
-    ],
-)
-def test_what_takes_longer(part: str, least: float, changes: dict[str, Column]) -> None:
+@pytest.mark.cases("part", "least", "changes")
+def test_what_takes_longer(part: str, least: float, changes: dict[str, Any]) -> None:
     """Each value takes longer than the one before, by a factor."""
-    seconds = np.asarray(getattr(predict(plans(**changes)).times, part))
+    seconds = np.asarray(getattr(predict(of_row(changes)).times, part))
     assert np.all(seconds[1:] > least * seconds[:-1])
 
 
@@ -212,61 +125,9 @@ def test_small_layers_wait_for_the_host() -> None:
     assert predict(p, slow).times.host_s > 0.5 * predict(p, slow).step_time_s
 
 
-LAYER = 12 * 12288.0**2
-"""Parameters of a layer."""
-TABLE = 51200 * 12288
-IN_TURN: dict[str, Column] = {"zero_stage": 3.0, "overlap_gather": 0.0, "overlap_reduce": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("part", "shares", "changes"),
-    [
-        # Small tensors stay whole; four products of h^2 are attention's, of 12 h^2 a layer.
-        (
-            "data_comm_s",
-            [1, 2 / 3, 0],
-            {
-                **{**IN_TURN, "dp": 2.0, "vocab": 1e-9, "tied_embeddings": 0.0},
-                **{"grad_bytes": 0.0, "reduce_bytes": 1e-12},
-                "persistent_elements": np.array([0, 12288.0**2, 1e12]),
-            },
-        ),
-        # Of two ranks a gather moves half of what an all-reduce does: 4 + 2/2, on gloo 4 + 6/2.
-        (
-            "tensor_comm_s",
-            [1, 1, 5 / 4, 7 / 4],
-            {
-                "tp": 2.0,
-                "sequence_parallel": np.array([0.0, 0.0, 1.0, 1.0]),
-                "reduces_whole": np.array([0.0, 1.0, 0.0, 1.0]),
-            },
-        ),
-        # A head of its own is reduced and updated too; a pipeline's stages hold one table each.
-        (
-            "data_comm_s",
-            [1, (LAYER + 2 * TABLE) / (LAYER + TABLE)],
-            {
-                **{"dp": 2.0, "overlap_reduce": 0.0, "n_layers": 1.0},
-                "tied_embeddings": np.array([1.0, 0.0]),
-            },
-        ),
-        ("optimizer_s", [1, 1], {"dp": 2.0, "pp": 2.0, "tied_embeddings": np.array([1.0, 0.0])}),
-        # A chunked loss computes its logits again.
-        ("logits_s", [1, 4 / 3], {"loss_chunk_tokens": np.array([0.0, 256.0])}),
-        # Large layers are gathered again for what is recomputed: three gathers and a reduction,
-        # two and a half, two; the same volume each.
-        (
-            "data_comm_s",
-            [1, 3.5 / 4, 3 / 4],
-            {
-                **{**IN_TURN, "dp": 64.0, "recompute": float(Recompute.FULL)},
-                "reuse_elements": np.array([0.0, LAYER, 2 * LAYER]),
-            },
-        ),
-    ],
-)
-def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, Column]) -> None:
-    seconds = np.broadcast_to(getattr(ideal(plans(**changes)).times, part), len(shares))
+@pytest.mark.cases("part", "shares", "changes")
+def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, Any]) -> None:
+    seconds = np.broadcast_to(getattr(ideal(of_row(changes)).times, part), len(shares))
     assert seconds / seconds[0] == pytest.approx(shares, rel=0.01, abs=1e-3)
 
 
@@ -295,9 +156,7 @@ def test_shares_of_the_first(part: str, shares: list[float], changes: dict[str, 
         ),
     ],
 )
-def test_seconds_of_the_host(
-    constant: str, host_s: list[float], changes: dict[str, Column]
-) -> None:
+def test_seconds_of_the_host(constant, host_s, changes) -> None:
     """For a second of one call."""
     slow = dataclasses.replace(IDEAL, **{constant: 1e-4})
     found = predict(plans(**changes), slow).times.host_s
@@ -407,16 +266,6 @@ def test_a_last_stage_may_have_the_loss_alone() -> None:
     even = predict(plans(pp=4.0, grad_accum=32.0, vocab=1.2e6)).times.bubble_s[0]
     assert bubbles[0] == bubbles[1] < bubbles[2]
     assert bubbles[2] == pytest.approx(even)
-
-
-def test_hosts_that_wait_for_messages_between_nodes_launch_later() -> None:
-    far = {"waits_for_stages": np.array([0.0, 1.0]), "hidden": 512.0, "ffn_hidden": 2048.0}
-    slow = predict(plans(pp=2.0, tp=8.0, **far)).times.host_s
-    assert slow[1] > 3 * slow[0]
-    # On one node, and without a pipeline, they do not.
-    for layout in ({"pp": 2.0, "tp": 4.0}, {"dp": 2.0, "tp": 8.0}):
-        alike = predict(plans(**layout, **far)).step_time_s
-        assert alike[0] == alike[1]
 
 
 def test_steps_of_a_ring_between_nodes_have_a_least_time() -> None:

@@ -49,9 +49,7 @@ def test_each_value_has_a_column(changes: dict[str, str], name: str, expected: f
 
 
 @pytest.mark.cases("changes", "reason")
-def test_another_spelling_is_refused_with_what_is_allowed(
-    changes: dict[str, str], reason: str
-) -> None:
+def test_another_spelling_is_refused_with_what_is_allowed(changes, reason) -> None:
     found = read(**changes)
     assert reason in found.reasons[0]
     assert (found.plans is None) == bool(reason)
@@ -117,16 +115,10 @@ LONG_SAMPLES = DATA["LONG_SAMPLES"]
 
 
 @pytest.mark.cases("changes")
-def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(
-    changes: dict[str, str],
-) -> None:
+def test_the_longest_samples_of_alst_are_about_as_large_as_the_device(changes) -> None:
     """And far too large without any of its parts."""
     alst = {**LONG_SAMPLES, **changes}
-    lacks = [
-        {"mlp_tile_tokens": "0"},
-        {"loss": "eager"},
-        {"offloaded_activations": "0"},
-    ]
+    lacks = [{"mlp_tile_tokens": "0"}, {"loss": "eager"}, {"offloaded_activations": "0"}]
     rows = rows_to_plans([alst, *({**alst, **lack} for lack in lacks)], TABLE)
     assert rows.plans is not None, rows.reasons
     fits, *others = predict(rows.plans).peak_memory_bytes / (80 * 2**30)

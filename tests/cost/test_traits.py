@@ -21,11 +21,7 @@ def plans_of(**changes: str) -> Plans:
 
 @pytest.mark.parametrize("traits", FRAMEWORKS, ids=lambda traits: traits.name)
 def test_traits_are_columns_and_rows_are_predicted_with_them(traits: Traits) -> None:
-    for columns in (
-        traits.columns,
-        traits.fp16_columns,
-        traits.low_precision_columns,
-    ):
+    for columns in (traits.columns, traits.fp16_columns, traits.low_precision_columns):
         assert columns.keys() <= COLUMNS
     plans = plans_of(framework=traits.word, zero_stage="", sp="")
     assert plans.zero_stage[0] == traits.zero_stage  # type: ignore[index]

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from tests.command_line import autotune
-from tests.docs.test_how_to import FILES, HOW_TO
+from tests.docs.test_pages import FILES, HOW_TO
 
 
 def rows(text, columns):

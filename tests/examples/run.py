@@ -21,13 +21,7 @@ from autotune.contract import Role, TrialResult, read_json
 from autotune.record.answer import answer_of
 from autotune.record.study import Study
 from tests.captured import captured
-from tests.examples.environments import (
-    EXAMPLES,
-    MATERIAL,
-    Example,
-    examples,
-    variables_of,
-)
+from tests.examples.environments import EXAMPLES, MATERIAL, Example, examples, variables_of
 from tests.machine import machine_in_words
 from tests.versions.environments import REPOSITORY, PinnedEnvironment, install
 
@@ -90,10 +84,7 @@ def run(example: Example, made: PinnedEnvironment | None, folder: Path) -> dict[
 
 
 def prepare(
-    example: Example,
-    made: PinnedEnvironment | None,
-    folder: Path,
-    environment: Mapping[str, str],
+    example: Example, made: PinnedEnvironment | None, folder: Path, environment: Mapping[str, str]
 ) -> Path:
     """Copy an example below a folder, with the material that it starts from; where it is now."""
     where = folder / example.name

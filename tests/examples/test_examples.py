@@ -42,9 +42,7 @@ def test_a_record_is_of_an_example_and_in_words(path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.consumer
 @pytest.mark.parametrize(("name", "variable"), OF_OTHERS)
-def test_an_example_of_an_environment_of_its_own_is_observed(
-    tmp_path: Path, name: str, variable: str
-) -> None:
+def test_an_example_of_an_environment_of_its_own_is_observed(tmp_path, name, variable) -> None:
     python = python_of(variable)
     example = KNOWN[name]
     made = ExampleEnvironment(name=name, folder=Path(python).parents[1])

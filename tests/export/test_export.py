@@ -15,13 +15,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export import door
-from autotune.export.door import (
-    MARKER_FILE,
-    export_handout,
-    handout_of,
-    read_export,
-    write_export,
-)
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, read_export, write_export
 from autotune.record.answer import Speedup, Standing
 from autotune.space.built_in import SCRIPT_FILES
 from autotune.space.candidate import Candidate
@@ -142,10 +136,7 @@ def test_a_world_above_one_node_is_started_on_every_node(
     engine = DeepSpeedEngine(job, gpus)
     export_handout(
         handout_of(
-            canonical_candidate(job, micro_batch=1),
-            engine=engine,
-            job=job,
-            environment=gpus,
+            canonical_candidate(job, micro_batch=1), engine=engine, job=job, environment=gpus
         ),
         tmp_path / "out",
         to="deepspeed",
@@ -198,16 +189,6 @@ def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_n
         assert done.returncode == 0
         assert done.stdout.startswith(used or "[] ")
         assert ("compiles DeepSpeed's extensions" in done.stderr) is (not used)
-
-
-def test_adapters_and_lengths_are_handed_out(tmp_path):
-    out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
-    settings = json.loads((out / "settings.json").read_text())
-    assert settings["lora"]["rank"] == 4
-    assert settings["lengths"]["histogram"] == [[4, 0.5], [9, 0.4], [16, 0.1]]
-    text = (out / "README.md").read_text()
-    assert "LoRA adapters of rank 4" in text
-    assert "padded to its longest" in text
 
 
 def test_the_script_is_that_of_the_trials(tmp_path):

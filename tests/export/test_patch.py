@@ -1,5 +1,6 @@
 """A candidate in files that somebody has: what changes, what does not, and what is read back."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.base.errors import JobError, RenderError
+from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.base.nested import leaves
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -21,6 +22,7 @@ from autotune.export.door import patched as patched_by_dialect
 from autotune.export.patch import Wanted, patched, patched_all
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical
+from tests import snapshots
 from tests.cases import data_beside
 from tests.engines.deepspeed.sources.test_baseline import made_by_trainer
 from tests.jobs import CPU, canonical_candidate, tiny_job
@@ -29,19 +31,7 @@ from tests.observed import RAW, job_of, observed
 DATA = data_beside(__file__)
 
 AUTO_CONFIG = DATA["AUTO_CONFIG"]
-OPTIMIZER = '{"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}'
-PLAIN = f"""\
-{{
-    "train_batch_size": 8,
-    "optimizer": {OPTIMIZER},
-    "bf16": {{"enabled": true}},
-    "zero_optimization": {{
-        "stage": 2,
-        "overlap_comm": true
-    }},
-    "my_own": [1, {{"a": 2}}]
-}}
-"""
+PLAIN = DATA["PLAIN"]
 ARGUMENTS = DATA["ARGUMENTS"]
 ACCELERATE = DATA["ACCELERATE"]
 AXOLOTL = DATA["AXOLOTL"]
@@ -163,30 +153,23 @@ def said(made):
     return [str(one) for one in made.left]
 
 
-def test_a_plain_configuration_carries_every_key_and_says_what_the_script_does(folder):
-    path = write(folder, PLAIN, "ds.json")
-    brought = wanted(
-        folder,
-        zero__stage=3,
-        micro_batch=2,
-        offload__optimizer="cpu",
-        reduce_bucket_size=3000,
-        recompute="full",
-    )
-    made = apply([path], brought)[0]
-    assert path.read_text() == PLAIN.replace('"stage": 2', '"stage": 3').replace(
-        '"overlap_comm": true\n',
-        '"overlap_comm": true,\n        "reduce_bucket_size": 3000,\n'
-        '        "offload_optimizer": {"device": "cpu"}\n',
-    ).replace('{"a": 2}]\n', '{"a": 2}],\n    "train_micro_batch_size_per_gpu": 2\n')
-    assert said(made) == ["recompute=full: the script: model.gradient_checkpointing_enable()"]
-    assert carried(reading(folder, path)) == carried(brought.candidate)
-
-
-def test_a_file_that_says_it_already_is_not_touched(folder):
-    path = write(folder, PLAIN, "ds.json")
-    brought = wanted(folder, zero__stage=2, micro_batch=4, overlap_comm=True)
-    assert not patched(path, brought).is_changed
+@pytest.mark.cases("files", "others", "knobs")
+def test_what_is_written_and_what_is_left_is_frozen(tmp_path, request, files, others, knobs):
+    """With the knobs that the first file has after it, read back."""
+    texts = {name: text for name, text in DATA.items() if isinstance(text, str)}
+    for name, text in files.items():
+        write(tmp_path, text.format(**texts), name)
+    first = tmp_path / next(iter(files))
+    told = []
+    for one in apply([first, *(tmp_path / name for name in others)], wanted(tmp_path, **knobs)):
+        told += [f"== {one.path.name}{', by hand' * one.is_by_hand}", one.diff.rstrip("\n")]
+        told += [f"left: {each}" for each in said(one)]
+    with contextlib.suppress(AutotuneError):
+        back = reading(tmp_path, first)
+        names = ("zero.stage", "micro_batch", "recompute", "compile", "attention", "offload.param")
+        told.append("read back: " + " ".join(f"{name}={back.get(name)}" for name in names))
+    text = "\n".join(told).replace(str(tmp_path), "FOLDER") + "\n"
+    snapshots.check(f"patches/{request.node.callspec.id.replace(' ', '_')}.txt", text)
 
 
 def test_hjson_is_told_and_not_written(folder):
@@ -195,32 +178,6 @@ def test_hjson_is_told_and_not_written(folder):
     with pytest.raises(RenderError, match="Hjson") as raised:
         patched(path, wanted(folder, zero__stage=1, micro_batch=4, overlap_comm=True))
     assert raised.value.hint == "write it by hand: zero_optimization.stage=1"
-
-
-def test_what_arguments_own_is_named_with_its_place(folder):
-    path = write(folder, AUTO_CONFIG, "ds.json")
-    made = apply([path], wanted(folder, zero__stage=3, micro_batch=2))[0]
-    assert path.read_text().count('"auto"') == AUTO_CONFIG.count('"auto"') - 1
-    assert said(made)[:2] == [
-        "per_device_train_batch_size=2: the Trainer's arguments: --per_device_train_batch_size 2",
-        "gradient_accumulation_steps=2: the Trainer's arguments: --gradient_accumulation_steps 2",
-    ]
-
-
-def test_arguments_and_the_configuration_that_they_name(folder):
-    inner = write(folder, AUTO_CONFIG, "ds.json")
-    path = write(folder, ARGUMENTS, "args.yaml")
-    brought = wanted(folder, zero__stage=3, micro_batch=2, recompute="full")
-    alone = patched(path, brought)
-    assert f"zero_optimization.stage=3: {inner}: --patch {inner} writes it there" in said(alone)
-    made = apply([path, inner], brought)
-    assert not any("zero_optimization" in one for one in said(made[0]))
-    assert path.read_text().startswith(ARGUMENTS.replace("size: 4", "size: 2"))
-    data = yaml.safe_load(path.read_text())
-    assert data["gradient_accumulation_steps"] == 2
-    assert data["activation_checkpointing"] is True
-    back = reading(folder, path)
-    assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "full")
 
 
 def test_the_installed_trainer_takes_what_was_patched(folder):
@@ -239,130 +196,6 @@ def test_the_installed_trainer_takes_what_was_patched(folder):
     assert made["zero_optimization"]["reduce_bucket_size"] == 3000
     assert made["recompute"] is True
     assert made["recompute_options"] == {"every_n_layers": 2}
-
-
-def test_the_name_that_the_file_has_for_recomputation_is_kept(folder):
-    write(folder, AUTO_CONFIG, "ds.json")
-    path = write(folder, ARGUMENTS + "gradient_checkpointing: false\n", "args.yaml")
-    apply([path], wanted(folder, zero__stage=2, micro_batch=4, recompute="full"))
-    assert path.read_text() == ARGUMENTS + "gradient_checkpointing: true\n"
-
-
-def test_a_launch_line_with_accelerates_file_and_one_of_arguments(folder):
-    accelerate = write(folder, ACCELERATE, "acc.yaml")
-    text = "output_dir: out  # here\nper_device_train_batch_size: 4\ndataset_text_field: text\n"
-    arguments = write(folder, text, "sft.yaml")
-    line = "accelerate launch --config_file acc.yaml sft.py --config sft.yaml\n"
-    path = write(folder, line, "run.sh")
-    brought = wanted(folder, zero__stage=3, micro_batch=2)
-    made = apply([path, accelerate, arguments], brought)
-    assert path.read_text() == line
-    assert made[0].is_by_hand
-    data = yaml.safe_load(arguments.read_text())
-    assert data["per_device_train_batch_size"] == 2
-    assert data["gradient_accumulation_steps"] == 2
-    assert data["gradient_checkpointing"] is False  # TRL recomputes by itself
-    back = reading(folder, path)
-    assert (back.get("zero.stage"), back.micro_batch, back.get("recompute")) == (3, 2, "none")
-
-
-def test_every_second_layer(folder):
-    write(folder, AUTO_CONFIG, "ds.json")
-    text = ARGUMENTS + "activation_checkpointing_kwargs: {use_reentrant: false}\n"
-    path = write(folder, text, "args.yaml")
-    apply([path], wanted(folder, zero__stage=2, micro_batch=4, recompute="every_2"))
-    data = yaml.safe_load(path.read_text())
-    assert data["activation_checkpointing_kwargs"] == {"use_reentrant": False, "every_n_layers": 2}
-    assert reading(folder, path).get("recompute") == "every_2"
-
-
-def test_arguments_without_a_configuration_say_where_its_keys_belong(folder):
-    text = ARGUMENTS.replace("deepspeed: ds.json\n", "")
-    path = write(folder, text, "args.yaml")
-    made = apply([path], wanted(folder, zero__stage=3, micro_batch=4))[0]
-    assert path.read_text() == text
-    place = "a ds_config that args.yaml names under `deepspeed`"
-    assert f"zero_optimization.stage=3: {place}" in said(made)
-
-
-def test_a_section_of_accelerates(folder):
-    path = write(folder, ACCELERATE, "accelerate.yaml")
-    brought = wanted(
-        folder, zero__stage=3, micro_batch=2, offload__param="cpu", reduce_bucket_size=3000
-    )
-    made = apply([path], brought)[0]
-    flag = "  zero3_init_flag: false\n"
-    added = "  offload_param_device: cpu\n  gradient_accumulation_steps: 2\n"
-    changed = ACCELERATE.replace("stage: 2 ", "stage: 3 ").replace(flag, flag + added)
-    assert yaml.safe_load(path.read_text()) == yaml.safe_load(changed)
-    assert "# two" in path.read_text()
-    place = "a ds_config that deepspeed_config_file names: accelerate has no word for it"
-    assert f"zero_optimization.reduce_bucket_size=3000: {place}" in said(made)
-    assert "micro_batch=2: the batch_size of the script's data loader" in said(made)
-    back = reading(folder, path)
-    assert (back.get("zero.stage"), back.micro_batch) == (3, 2)
-    assert back.get("offload.param") == "cpu"
-
-
-def test_a_configuration_that_accelerate_names(folder):
-    inner = write(folder, PLAIN, "ds.json")
-    text = ACCELERATE.replace("zero_stage: 2   # two", "deepspeed_config_file: ds.json")
-    path = write(folder, text.replace("mixed_precision: bf16\n", ""), "accelerate.yaml")
-    made = apply([path], wanted(folder, zero__stage=3, micro_batch=4))[0]
-    assert f"zero_optimization.stage=3: {inner}: --patch {inner} writes it there" in said(made)
-
-
-def test_axolotls_words(folder):
-    inner = write(folder, AUTO_CONFIG, "ds.json")
-    path = write(folder, AXOLOTL, "run.yaml")
-    brought = wanted(folder, zero__stage=1, micro_batch=2, recompute="full", compile="torch")
-    apply([path, inner], brought)
-    changed = AXOLOTL.replace("micro_batch_size: 1", "micro_batch_size: 2")
-    changed = changed.replace("steps: 4", "steps: 2")
-    assert path.read_text() == changed + "gradient_checkpointing: true\ntorch_compile: true\n"
-    back = reading(folder, path)
-    assert (back.get("zero.stage"), back.micro_batch) == (1, 2)
-    assert (back.get("recompute"), back.get("compile")) == ("full", "torch")
-    assert back.get("attention") == "flash_attention_2"  # no knob touched it
-
-
-def test_llama_factory_recomputes_unless_it_is_told_not_to(folder):
-    inner = write(folder, AUTO_CONFIG, "ds.json")
-    path = write(folder, FACTORY, "run.yaml")
-    apply([path, inner], wanted(folder, zero__stage=2, micro_batch=1, recompute="full"))
-    assert path.read_text() == FACTORY
-    eager = wanted(folder, zero__stage=2, micro_batch=1, attention="eager")
-    told = apply([path, inner], eager)[0]
-    assert path.read_text() == FACTORY + "disable_gradient_checkpointing: true\n"
-    assert "flash_attn=disabled: where the model is built" in said(told)
-    assert reading(folder, path).get("recompute") == "none"
-    made = patched(path, wanted(folder, zero__stage=2, micro_batch=1, recompute="every_2"))
-    assert any(one.startswith("recompute=every_2: ") for one in said(made))
-
-
-def test_a_launch_line_is_told_and_not_written(folder):
-    inner = write(folder, AUTO_CONFIG, "ds.json")
-    path = write(folder, LAUNCH, "run.sh")
-    brought = wanted(folder, zero__stage=3, micro_batch=2, recompute="full", host_allocator="keep")
-    made = apply([path, inner], brought)[0]
-    assert path.read_text() == LAUNCH
-    assert [one.what for one in made.left if "launch in run.sh" in one.place] == [
-        "--per_device_train_batch_size 2",
-        "--gradient_accumulation_steps 2",
-        "--activation_checkpointing true",
-    ]
-    for name, value in brought.variables.items():
-        assert f"{name}={value}: the environment of the ranks" in said(made)
-    assert made.is_by_hand
-
-
-def test_code_is_told_what_to_say(folder):
-    path = write(folder, "print()", "train.py")
-    made = patched(path, wanted(folder, zero__stage=3, micro_batch=2))
-    assert not made.is_changed
-    assert "per_device_train_batch_size=2: TrainingArguments in train.py" in said(made)
-    place = "a ds_config that train.py names under `deepspeed`"
-    assert f"zero_optimization.stage=3: {place}" in said(made)
 
 
 def test_a_file_that_is_none_of_these(folder):
@@ -481,19 +314,6 @@ def test_a_patch_that_cannot_keep_a_comment_is_refused(folder):
     path = write(folder, text, "aliased.yaml")
     with pytest.raises(RenderError, match="every comment and alias"):
         patched(path, wanted(folder, zero__stage=3, micro_batch=4))
-
-
-def test_whose_adam_is_told_and_another_optimizer_stays(folder):
-    write(folder, AUTO_CONFIG, "ds.json")
-    choice = {"zero__stage": 2, "micro_batch": 4, "optimizer__implementation": "torch"}
-    path = write(folder, ARGUMENTS, "args.yaml")
-    told = apply([path], wanted(folder, **choice))[0]
-    assert path.read_text() == ARGUMENTS
-    assert "optimizer.implementation=torch: optim adamw_torch in the arguments" in said(told)
-    text = ARGUMENTS + "optim: adafactor  # mine\n"
-    path = write(folder, text, "args.yaml")
-    apply([path], wanted(folder, **choice))
-    assert path.read_text() == text
 
 
 def test_another_engine_is_told(folder):

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 
 from autotune.contract import RankReport, Surroundings
-from autotune.fleet.collect import (
-    MIN_WATCHED_S,
-    SPEEDS_APART,
-    disturbance,
-    two_speeds,
-)
+from autotune.fleet.collect import MIN_WATCHED_S, SPEEDS_APART, disturbance, two_speeds
 from tests import trials
 from tests.trial.test_statistics import SERIES, correlated
 

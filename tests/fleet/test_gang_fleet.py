@@ -23,7 +23,7 @@ from autotune.contract import (
 )
 from autotune.engines.base import Engine
 from autotune.fleet import gang_fleet
-from autotune.fleet.gang_fleet import GangFleet, GangPlace
+from autotune.fleet.gang_fleet import GangFleet, GangPlace, GangTrial
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
@@ -104,17 +104,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pass_s
 
 
-def write(folder: Path, seen: NodeReport, *, node: int = 0, world: int = 2) -> None:
-    """What a node leaves of a trial whose ranks measured."""
-    (folder / RANKS_DIR).mkdir(exist_ok=True)
-    write_json(folder / RANKS_DIR / NODE_FILE.format(node=node), to_dict(seen))
-    for rank in range(world):
+MEASURED = NodeReport(launcher_code=0)
+
+
+def leave(folder: Path, name: str, seen: NodeReport | RankReport) -> None:
+    """A file of what a node leaves of a trial."""
+    (folder / RANKS_DIR).mkdir(parents=True, exist_ok=True)
+    write_json(folder / RANKS_DIR / name, to_dict(seen))
+
+
+def end(
+    rack: Rack, folder: Path, seen: NodeReport = MEASURED, *, node: int = 0, world: int = 2
+) -> None:
+    """A node's part ends, and leaves files: of its ranks where they measured."""
+    leave(folder, NODE_FILE.format(node=node), seen)
+    for rank in range(world if seen.launcher_code == 0 else 0):
         report = RankReport(rank=rank, phase=Phase.TEARDOWN, step_times_s=[0.1] * 6)
-        write_json(folder / RANKS_DIR / f"{rank:02d}.json", to_dict(report))
+        leave(folder, f"{rank:02d}.json", report)
+    rack.agent(node).say("ended", folder=str(folder), problem="")
 
 
 def four_ranks() -> TrialSpec:
     return spec(world=4, dp=4, global_batch=8)
+
+
+def begun(fleet: GangFleet, rack: Rack, folder: Path) -> GangTrial:
+    """A trial over two nodes, of which the first has started."""
+    trial = fleet.submit(four_ranks(), folder)
+    rack.agent().say("started", folder=str(folder), port=20_002, start="cold")
+    return trial
 
 
 def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(tmp_path):
@@ -132,8 +150,7 @@ def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(t
     assert trial.poll() is None
     rack.agent().say("started", folder=str(tmp_path), port=20_001, start="cold")
     assert trial.poll() is None
-    write(tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
-    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    end(rack, tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
     result = trial.poll()
     assert (result.outcome, result.environment) == (Outcome.OK, {"NCCL_DEBUG": "INFO"})
     assert result.devices == ["n0:0", "n0:1"]
@@ -145,22 +162,17 @@ def test_a_trial_that_is_ended_slowly_holds_up_nobody(tmp_path, clock):
     rack = Rack(2)
     fleet = GangFleet(rack, world=2)
     hung, other = (fleet.submit(spec(n), tmp_path / str(n)) for n in range(2))
-    (tmp_path / "1").mkdir()
     clock(spec().measure.timeout_s + 1)
-    write(tmp_path / "1", NodeReport(launcher_code=0))
-    rack.agent(1).say("ended", folder=str(tmp_path / "1"), problem="")
+    end(rack, tmp_path / "1", node=1)
     assert hung.poll() is None
     result = other.poll()
     assert result.outcome is Outcome.OK
-    end = {"command": "end", "folder": str(tmp_path / "0"), "hangs": True}
-    assert rack.agent().commands[1:] == [end]
+    asked = [{"command": "end", "folder": str(tmp_path / "0"), "hangs": True}]
+    assert rack.agent().commands[1:] == asked
     for _ in range(100):
         assert hung.poll() is None
-    assert rack.agent().commands[1:] == [end], "asked once"
-    (tmp_path / "0" / RANKS_DIR).mkdir(parents=True)
-    seen = NodeReport(was_ended=True, launcher_code=-9)
-    write_json(tmp_path / "0" / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
-    rack.agent().say("ended", folder=str(tmp_path / "0"), problem="")
+    assert rack.agent().commands[1:] == asked, "asked once"
+    end(rack, tmp_path / "0", NodeReport(was_ended=True, launcher_code=-9))
     result = hung.poll()
     assert result.evidence == "no rank had started after 120 s"
 
@@ -178,11 +190,9 @@ def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_p
         assert (part["node"], part["n_nodes"], part["address"]) == (node, 2, "10.0.0.0")
         assert (part["interface"], part["devices"]) == ("eth0", ["0", "1"])
     assert (first["port"], second["port"]) == (None, 20_002)
-    write(tmp_path, NodeReport(launcher_code=0), world=4)
-    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    end(rack, tmp_path, world=4)
     assert trial.poll() is None, "the other has not ended"
-    write(tmp_path, NodeReport(launcher_code=0, undrained_bytes=7), node=1, world=4)
-    rack.agent(1).say("ended", folder=str(tmp_path), problem="")
+    end(rack, tmp_path, NodeReport(launcher_code=0, undrained_bytes=7), node=1, world=4)
     result = trial.poll()
     assert result.outcome is Outcome.OK
     assert result.memory_bytes["undrained"] == 7
@@ -216,13 +226,9 @@ def test_nodes_start_as_the_first_did_and_cold_once_one_cannot(tmp_path, clock):
 
 def test_ranks_that_outlive_those_of_another_node_are_ended(tmp_path, clock):
     rack = Rack(2)
-    trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
-    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    trial = begun(GangFleet(rack, world=4), rack, tmp_path)
     assert trial.poll() is None
-    (tmp_path / RANKS_DIR).mkdir()
-    seen = NodeReport(launcher_code=1, exit_codes={"1": -11})
-    write_json(tmp_path / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
-    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    end(rack, tmp_path, NodeReport(launcher_code=1, exit_codes={"1": -11}))
     assert trial.poll() is None
     clock(11.0)
     assert trial.poll() is None
@@ -238,8 +244,7 @@ def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> 
     trial.cancel()
     trial.cancel()
     assert [commands["command"] for commands in rack.agent().commands] == ["start", "end"]
-    write(tmp_path, NodeReport(launcher_code=0))
-    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    end(rack, tmp_path)
     result = trial.poll()
     assert result.outcome is Outcome.OK
 
@@ -265,8 +270,7 @@ def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_no
     tmp_path: Path, has_second: bool, evidence: str
 ) -> None:
     rack = Rack(2, is_remote=True)
-    trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
-    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    trial = begun(GangFleet(rack, world=4), rack, tmp_path)
     if has_second:
         assert trial.poll() is None
     rack.is_gone = True
@@ -281,8 +285,7 @@ def test_a_cluster_that_starts_nothing_any_more_ends_the_trial_and_says_which_no
 def test_the_end_of_all_nodes_is_told_as_such_and_not_as_that_of_each(tmp_path: Path) -> None:
     rack = Rack(3, is_remote=True)
     fleet = GangFleet(rack, world=4)
-    trial = fleet.submit(four_ranks(), tmp_path)
-    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    trial = begun(fleet, rack, tmp_path)
     assert trial.poll() is None
     fleet._lose("n2", "no answer")
     assert fleet.absent() == {"n2": "no answer"}
@@ -299,14 +302,11 @@ def test_the_end_of_all_nodes_is_told_as_such_and_not_as_that_of_each(tmp_path: 
 def test_a_connection_that_broke_with_a_node_names_the_node(tmp_path: Path) -> None:
     rack = Rack(2, is_remote=True)
     fleet = GangFleet(rack, world=4)
-    trial = fleet.submit(four_ranks(), tmp_path)
-    rack.agent().say("started", folder=str(tmp_path), port=20_002, start="cold")
+    trial = begun(fleet, rack, tmp_path)
     assert trial.poll() is None
-    (tmp_path / RANKS_DIR).mkdir()
     broken = RankReport(rank=0, outcome=Outcome.COMM, evidence="Connection closed by peer")
-    write_json(tmp_path / RANKS_DIR / "00.json", to_dict(broken))
-    write_json(tmp_path / RANKS_DIR / NODE_FILE.format(node=0), to_dict(NodeReport()))
-    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    leave(tmp_path, "00.json", broken)
+    end(rack, tmp_path, NodeReport())
     rack.agent(1).code = -9
     assert trial.poll() is None
     assert rack.agent(1).commands[0]["command"] == "reap", "of what files are left there"
@@ -363,7 +363,7 @@ def test_a_node_that_comes_back_and_goes_again_does_not_end_the_search(tmp_path,
     assert first.poll() is None
     fleet.submit(spec(2), tmp_path / "next")
     assert started_in(rack, 1) == ["second", "next"]
-    let_end(rack, first_folder, world=2)
+    end(rack, first_folder)
     assert first.poll() is not None
 
 
@@ -476,11 +476,6 @@ def test_an_interrupt_ends_what_is_built(listens: bool, monkeypatch: pytest.Monk
     assert rack.agent().code == (130 if listens else -9)
 
 
-def let_end(rack: Rack, folder: Path, *, world: int = 1, node: int = 0) -> None:
-    write(folder, NodeReport(launcher_code=0), world=world)
-    rack.agent(node).say("ended", folder=str(folder), problem="")
-
-
 def folders_of(tmp_path: Path, *names: str) -> list[Path]:
     found = [tmp_path / name for name in names]
     for folder in found:
@@ -506,13 +501,13 @@ def test_a_trial_waits_for_its_gang_and_its_time_begins_with_it(tmp_path, clock)
     assert started_in(rack) == ["first"]
     clock(second.spec.measure.timeout_s - 1)
     assert second.poll() is None
-    let_end(rack, first_folder, world=2)
+    end(rack, first_folder)
     assert first.poll() is not None
     assert second.poll() is None
     assert started_in(rack) == ["first", "second"]
     clock(2)
     assert second.progress().elapsed_s == 2
-    let_end(rack, second_folder, world=2)
+    end(rack, second_folder)
     result = second.poll()
     assert (result.outcome, result.wall_s) == (Outcome.OK, 2)
 
@@ -526,7 +521,7 @@ def test_a_trial_that_waits_is_cancelled_without_ever_starting(tmp_path: Path) -
     second.cancel()
     result = second.poll()
     assert (result.outcome, result.devices) == (Outcome.CANCELLED, [])
-    let_end(rack, first_folder, world=2)
+    end(rack, first_folder)
     assert first.poll() is not None
     assert started_in(rack) == ["first"]
 

@@ -88,11 +88,7 @@ SURE = Luck(seed=1, p_platform_fault=0.0)
 
 
 def simulation(luck: Luck = SURE, *, peak: float = 4 * GIB):  # type: ignore[no-untyped-def]
-    return simulated(
-        lambda _: (2.0, peak),
-        luck,
-        device_memory_bytes=64 * GIB,
-    )
+    return simulated(lambda _: (2.0, peak), luck, device_memory_bytes=64 * GIB)
 
 
 def test_a_simulation_is_near_what_the_model_says_and_marked() -> None:

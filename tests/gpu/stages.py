@@ -90,11 +90,7 @@ def stages_of(jobs: Jobs) -> Sequence[Stage]:
     """The stages, in order of worth."""
 
     def search(
-        name: str,
-        answers: str,
-        *flags: str,
-        n_trials: int = 3,
-        command: tuple[str, ...] = (),
+        name: str, answers: str, *flags: str, n_trials: int = 3, command: tuple[str, ...] = ()
     ) -> Stage:
         return Stage(
             name=name,

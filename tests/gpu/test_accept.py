@@ -1,20 +1,19 @@
-"""The stages for a GPU: order, limit and resumption on any machine, and that each is a command."""
+"""The stages for a GPU, on any machine: order, limit, resumption, rehearsal and wheels."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import typer
 
-from autotune.base.keeper import has_ended
 from autotune.cli.base import cli
-from tests.gpu import accept, warm_agreement
+from autotune.contract import RESULT_FILE
+from tests.gpu import accept, rehearse, wheels
 from tests.gpu.accept import Stop, main, run
 from tests.gpu.piece import STAGES_FILE, TERMINAL_FILE
 from tests.gpu.stages import AUTOTUNE, GPU, REHEARSAL, REPOSITORY, Stage, stages_of
+from tests.gpu.wheels import PAGE, WheelsError, packages_of
 from tests.trials import wait_until
 
 PRINTS = ("-c", "print('text')")
@@ -64,9 +63,7 @@ def test_a_failed_stage_ends_no_other_and_runs_again(tmp_path: Path, capsys) -> 
     assert run([stage("fails", *PRINTS), after], tmp_path, 60) == 0
 
 
-def test_the_limit_ends_a_stage_and_leaves_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_ends_a_stage_and_leaves_the_next(tmp_path, monkeypatch) -> None:
     # Where CI ignores interrupts, the stage ignores them as well, and has to be killed.
     monkeypatch.setattr(accept, "GRACE_S", 1.0)
     sleeps = stage("sleeps", "-c", "import time; time.sleep(600)")
@@ -108,22 +105,6 @@ def test_ctrl_c_ends_the_stage_keeps_what_it_left_and_begins_no_other(
     assert "the same command again goes on" in capsys.readouterr().out
 
 
-def test_a_stage_ends_with_a_killed_piece(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    sleeps = f"import os, time; os.mkfifo({str(pid_file)!r}); open({str(pid_file)!r}, 'w').write("
-    sleeps += "str(os.getpid())); time.sleep(600)"
-    script = (
-        "from pathlib import Path; from tests.gpu.test_accept import run, stage; "
-        f"run([stage('sleeps', '-c', {sleeps!r})], Path({str(tmp_path / 'results')!r}), 600)"
-    )
-    piece = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
-    wait_until(pid_file.exists, "the stage runs")
-    pid = int(pid_file.read_text())
-    piece.kill()
-    piece.wait()
-    wait_until(lambda: has_ended(pid), "the stage has ended")
-
-
 def test_without_a_gpu_nothing_but_a_rehearsal_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--results", str(tmp_path)]) == 2
@@ -137,13 +118,40 @@ def test_the_list_says_what_each_stage_answers_and_leaves(capsys) -> None:
     assert all(f"{asked.name}: {asked.answers}" in shown for asked in stages_of(GPU))
 
 
-def test_studies_without_a_pair_are_told(tmp_path: Path, capsys) -> None:
-    assert warm_agreement.main([str(tmp_path / "cold"), str(tmp_path / "warm")]) == 3
-    assert "nothing to compare: no candidate ran cold" in capsys.readouterr().err
+@pytest.mark.thorough
+@pytest.mark.real
+@pytest.mark.package
+def test_a_rehearsal_that_is_cut_off_twice_loses_nothing(tmp_path: Path) -> None:
+    stages = ("--stage", "small-warm", "--stage", "listed")
+    assert rehearse.main(["--folder", str(tmp_path), *stages, "--cut-after", "4", "12"]) == 0
 
 
-def test_an_unknown_stage_is_refused(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--stage", "nothing"])
-    assert "small-cold" in capsys.readouterr().err
-    assert sys.exc_info() == (None, None, None)
+def test_a_trial_that_a_cut_has_lost_was_not_measured(tmp_path: Path) -> None:
+    for number, started_at_s in (("0000", 12.0), ("0001", 0.0)):
+        folder = tmp_path / "small" / "trials" / number
+        folder.mkdir(parents=True)
+        (folder / RESULT_FILE).write_text(json.dumps({"started_at_s": started_at_s}))
+    assert [result["started_at_s"] for result in rehearse._results(tmp_path)] == [12.0]
+
+
+def test_the_page_lists_the_packages_of_the_machine() -> None:
+    listed = packages_of(PAGE)
+    assert listed["torch"].startswith("2.")
+    assert "transformers" in listed
+    assert not {"deepspeed", "optuna", "pydantic"} & listed.keys(), "these the wheels bring"
+
+
+def test_a_folder_without_wheels_and_one_with_two_releases_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WheelsError, match=r"holds no wheel: make gpu-wheels"):
+        wheels.prove(tmp_path / "nowhere", Path("python"), {})
+    for version in ("5.0.0", "5.1.0"):
+        (tmp_path / f"optuna-{version}-py3-none-any.whl").touch()
+    with pytest.raises(WheelsError, match=r"holds optuna more than once: remove the old one"):
+        wheels.prove(tmp_path, Path("python"), {})
+
+
+def test_what_is_too_large_to_travel_is_said(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(wheels, "MOST_BYTES", 2**20)
+    (tmp_path / "torch-2.11.0-py3-none-any.whl").write_bytes(b"0" * 2**21)
+    with pytest.raises(WheelsError, match=r"holds 2\.0 MiB.*torch-2\.11\.0"):
+        wheels._check_size(tmp_path)

@@ -35,11 +35,7 @@ def main(arguments: list[str]) -> int:
         if (right := warm.get(key)) is not None and right.start is Start.WARM
     ]
     worst = max((pair["largest_difference"] for pair in pairs), default=None)
-    told: dict[str, Any] = {
-        "pairs": pairs,
-        "largest_difference": worst,
-        "tolerance": TOLERANCE,
-    }
+    told: dict[str, Any] = {"pairs": pairs, "largest_difference": worst, "tolerance": TOLERANCE}
     print(json.dumps(told, indent=1))
     if worst is None:
         print(

@@ -82,9 +82,7 @@ def test_without_peft_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ("targets", "adapted"),
     [("all-linear", True), (["q_proj"], False), (["gate_proj", "up_proj", "down_proj"], True)],
 )
-def test_adapters_on_experts_are_known_by_formula_and_where_the_model_is_built(
-    targets: Any, adapted: bool
-) -> None:
+def test_adapters_on_experts_are_known_by_formula_and_where_the_model_is_built(targets, adapted):
     mixture = {**SOUND, "model": "tiny-qwen3-moe"}
     job = make_job({**mixture, "finetune": {**LORA, "target_modules": targets}}, where="x")
     assert job.model.adapts_experts is adapted

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,18 +14,14 @@ OURS = os.path.join(sys.prefix, "bin")
 @pytest.mark.parametrize(
     ("program", "helps"), [("train.py", "torchrun train.py"), ("trainer", "activate the env")]
 )
-def test_a_program_that_is_not_there_is_told_with_what_is_likely_meant(
-    program: str, helps: str
-) -> None:
+def test_a_program_that_is_not_there_is_told_with_what_is_likely_meant(program, helps) -> None:
     with pytest.raises(JobError, match=f"{program}: there is no such program") as caught:
         check_command([program])
     assert helps in caught.value.hint
 
 
 @pytest.mark.cases("command", "leads", "is_ours")
-def test_a_shell_runs_the_python_that_it_finds(
-    tmp_path: Path, command: list[str], leads: bool, is_ours: bool
-) -> None:
+def test_a_shell_runs_the_python_that_it_finds(tmp_path, command, leads, is_ours) -> None:
     theirs = tmp_path / "python"
     theirs.symlink_to("/bin/true")
     path = os.pathsep.join([*([OURS] if leads else []), str(tmp_path), "/usr/bin", "/bin"])

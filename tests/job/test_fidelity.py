@@ -95,9 +95,7 @@ def test_a_word_for_every_layer_is_cut_with_them() -> None:
 
 
 @pytest.mark.cases("name", "layers", "dense", "windowed")
-def test_fewer_layers_of_a_mixture_keep_some_of_each_kind(
-    name: str, layers: int, dense: int, windowed: int
-) -> None:
+def test_fewer_layers_of_a_mixture_keep_some_of_each_kind(name, layers, dense, windowed) -> None:
     whole = load_model(name).shape
     cut = with_layers(load_model(name), layers).shape
     assert (cut.n_layers, cut.n_dense_layers, cut.n_windowed_layers) == (layers, dense, windowed)
@@ -119,9 +117,7 @@ def test_layers_that_are_listed_by_index_are_cut_with_them() -> None:
 
 @pytest.mark.parametrize("kinds", [None, ["dense", "dense", "sparse", "sparse"]])
 @pytest.mark.parametrize(("n_layers", "n_dense"), [(1, 0), (2, 1)])
-def test_dense_layers_that_are_listed_by_kind_make_room(
-    kinds: list[str] | None, n_layers: int, n_dense: int
-) -> None:
+def test_dense_layers_that_are_listed_by_kind_make_room(kinds, n_layers, n_dense) -> None:
     config = {**load_model("tiny-deepseek-v3").source["config"], "model_type": "glm4_moe_lite"}
     config |= {"num_hidden_layers": 4, "mlp_layer_types": kinds}
     cut = with_layers(model_from_config("flash", config, where="test"), n_layers).shape

@@ -31,10 +31,11 @@ def test_each_value_is_named_with_its_own_place() -> None:
     assert "lists them" not in error.hint
 
 
-def test_near_keys_are_named_where_one_is_unknown() -> None:
-    error = complaint(global_bach=3)
-    assert "global_bach" in error.message
-    assert error.hint == "did you mean global_batch? `autotune search --help` lists them"
+@pytest.mark.cases("flags", "changes", "message", "hint")
+def test_what_is_wrong_is_said_with_its_key(flags, changes, message, hint) -> None:
+    error = complaint(tuple(flags), **changes)
+    assert error.message.startswith(message)
+    assert hint in error.hint
 
 
 def test_what_is_allowed_is_said_once() -> None:
@@ -51,10 +52,6 @@ def test_a_missing_key_names_its_flag() -> None:
         make_job({"model": "lama-3-8b"}, where="")
 
 
-def test_a_wrong_type_is_named() -> None:
-    assert complaint(optimizer=3).message.startswith("job.yaml: optimizer: 3 is not allowed")
-
-
 @pytest.mark.cases("model", "stem")
 def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) -> None:
     file = JobFile.model_validate({**SOUND, "model": model})
@@ -63,15 +60,7 @@ def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) 
     assert JobFile.model_validate({**SOUND, "study": name}).study == name
 
 
-def test_a_name_that_no_study_may_have_is_told_what_one_may_hold() -> None:
-    message = complaint(study="../evil").message
-    assert "study: '../evil' is not allowed: should be a letter or digit, then letters" in message
-    assert "^[A-Z" not in message
-
-
-def test_paths_in_a_job_are_relative_to_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_in_a_job_are_relative_to_its_folder(tmp_path, monkeypatch) -> None:
     project = tmp_path / "project"
     for name in ("mymodel", "tiny-gpt2"):
         (project / name).mkdir(parents=True)
@@ -89,15 +78,7 @@ def test_paths_in_a_job_are_relative_to_its_folder(
         assert resolve_paths(keys, project) == keys
 
 
-def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
-    error = complaint(seq_len=1)
-    assert error.message.startswith("job.yaml: seq_len: 1 is not allowed")
-    assert "a number from 2" in error.hint
-
-
-def test_a_job_file_that_is_nested_too_deep_is_refused_before_anything_walks_it(
-    tmp_path: Path,
-) -> None:
+def test_a_job_file_that_is_nested_too_deep_is_refused_before_anything_walks_it(tmp_path) -> None:
     path = tmp_path / "job.yaml"
     params = "{a: " * 300 + "1" + "}" * 300
     path.write_text(f"optimizer: {{type: AdamW, params: {params}}}\n")
@@ -116,9 +97,7 @@ def test_a_number_of_a_job_is_one_of_yaml_1_2(tmp_path: Path, text: str, read: i
 
 
 @pytest.mark.cases("key", "text", "said")
-def test_what_only_yaml_1_1_knows_is_refused(
-    tmp_path: Path, key: str, text: str, said: str
-) -> None:
+def test_what_only_yaml_1_1_knows_is_refused(tmp_path, key, text, said) -> None:
     path = tmp_path / "job.yaml"
     sound = "".join(f"{name}: {value}\n" for name, value in SOUND.items() if name != key)
     path.write_text(f"{sound}{key}: {text}\n", encoding="utf-8")

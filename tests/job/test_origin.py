@@ -41,9 +41,7 @@ def test_inside_is_the_folder_and_below_with_links_followed(here: Path) -> None:
         assert not is_inside(outside, here), outside
 
 
-def test_a_file_of_another_user_is_not_one_s_own(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_user_is_not_one_s_own(here, monkeypatch) -> None:
     file = here / "job.yaml"
     file.touch()
     owners = {str(here): 0, str(file): 4711}

@@ -46,11 +46,7 @@ SIMULATED = ("--fleet", "simulate:2xH100")
 def search(results: Path, *flags: str) -> tuple[dict[str, Any], Study]:
     """Run a search as a user would: its answer and its record."""
     ran = subprocess.run(
-        [
-            *(sys.executable, "-P", HASTY, "search", "--json", "--results", results),
-            *JOB,
-            *flags,
-        ],
+        [*(sys.executable, "-P", HASTY, "search", "--json", "--results", results), *JOB, *flags],
         cwd=results,
         capture_output=True,
         text=True,

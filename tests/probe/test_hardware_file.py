@@ -60,9 +60,7 @@ def write(
 def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
     path = write(tmp_path / "hardware.yaml", GPU)
     found = find_accelerator(
-        GPU.device_name,
-        memory_gib=GPU.device_memory_bytes / 2**30,
-        table=accelerators_with(path),
+        GPU.device_name, memory_gib=GPU.device_memory_bytes / 2**30, table=accelerators_with(path)
     )
     assert found.name == "A100-80GB"
     assert "2026-01-02" in found.achieved_source
@@ -165,9 +163,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("before", "after")
-def test_a_measured_figure_that_is_none_is_refused(
-    before: str, after: str, tmp_path: Path
-) -> None:
+def test_a_measured_figure_that_is_none_is_refused(before, after, tmp_path) -> None:
     path = write(tmp_path / "hardware.yaml", GPU)
     text = path.read_text(encoding="utf-8")
     assert before in text

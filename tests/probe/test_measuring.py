@@ -21,9 +21,7 @@ def test_every_node_gives_as_many_devices_and_none_twice() -> None:
 
 
 @pytest.mark.cases("devices", "wall_s", "source", "reason")
-def test_the_rank_that_failed_is_named_with_its_node(
-    devices: list[str], wall_s: float, source: str, reason: str
-) -> None:
+def test_the_rank_that_failed_is_named_with_its_node(devices, wall_s, source, reason) -> None:
     result = TrialResult(
         number=0,
         role=Role.SEARCH,

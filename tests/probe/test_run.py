@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.app.probe import probe_place
-from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.base.errors import FleetError, JobError
 from autotune.contract import SCRATCH_ENV, TrialResult
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.fleet.gang_fleet import GangTrial
@@ -23,7 +23,6 @@ from autotune.fleet.transports.local import Here, LocalTransport, local_node
 from autotune.probe.measuring import ProbeRequest, measure
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import Probe, run_probe
-from tests.command_line import autotune
 from tests.jobs import CPU
 
 HERE = detect_environment()
@@ -164,15 +163,3 @@ def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
             is_quick=True,
             note=print,
         )
-
-
-def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    out = tmp_path / "hardware.yaml"
-    done = autotune("probe", "--world", "100000", "--out", str(out), folder=tmp_path)
-    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
-    assert "localhost has" in done.stderr
-    nowhere = tmp_path / "nowhere" / "hardware.yaml"
-    done = autotune("probe", "--out", str(nowhere), folder=tmp_path)
-    assert done.returncode == ExitCode.INVALID_INPUT
-    assert "there is no such folder" in done.stderr
-    assert not out.exists()

@@ -68,10 +68,7 @@ def test_steady_repeats_narrow_it_and_never_to_nothing():
     assert 0 < equal.variance < PRIOR_DEVIATION**2
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"role": Role.CONFIRM}, {"candidate": "b"}],
-)
+@pytest.mark.parametrize("changes", [{"role": Role.CONFIRM}, {"candidate": "b"}])
 def test_what_is_no_repeat(changes):
     """Runs of another candidate or stage (the search's own may have been lucky) are no repeats."""
     assert not spread_of([run(0, 100.0), run(1, 200.0, **changes)]).knows_repeats

@@ -31,12 +31,9 @@ def test_rows_are_candidates_of_the_knobs_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "model_type"),
-    [({}, "gpt2"), ({"gated_mlp": "yes", "ffn_hidden": 2816}, "llama")],
+    ("changes", "model_type"), [({}, "gpt2"), ({"gated_mlp": "yes", "ffn_hidden": 2816}, "llama")]
 )
-def test_the_model_has_the_tables_sizes(
-    tmp_path: Path, changes: dict[str, Any], model_type: str
-) -> None:
+def test_the_model_has_the_tables_sizes(tmp_path, changes, model_type) -> None:
     found = problem(tmp_path, row(**changes), row(tp=2, **changes))
     config = found.model_config
     shape = model_from_config("its", config, where="test").shape
@@ -97,9 +94,7 @@ def test_a_device_that_nobody_knows_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("cells", "is_refused")
-def test_nothing_ran_in_more_memory_than_its_device_has(
-    tmp_path: Path, cells: dict[str, str], is_refused: bool
-) -> None:
+def test_nothing_ran_in_more_memory_than_its_device_has(tmp_path, cells, is_refused) -> None:
     rows = (row(), row(tp=2), row(tp=4, **cells))
     if is_refused:
         with pytest.raises(JobError, match=r"runs\.csv:4: peak_mem_gb: .* of one A100"):

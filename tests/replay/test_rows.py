@@ -55,9 +55,7 @@ def test_a_word_for_what_a_run_came_to_that_is_not_known_is_refused(tmp_path: Pa
 
 
 @pytest.mark.cases("column", "value", "complaint")
-def test_a_cell_that_is_no_number_is_named(
-    tmp_path: Path, column: str, value: str, complaint: str
-) -> None:
+def test_a_cell_that_is_no_number_is_named(tmp_path, column, value, complaint) -> None:
     (read,) = read_rows(write(tmp_path / "runs.csv", [row(**{column: value})]))
     with pytest.raises(JobError) as error:
         read.count(column)

@@ -2,15 +2,7 @@
 
 import dataclasses
 
-from autotune.contract import (
-    Collective,
-    Diagnosis,
-    GpuUse,
-    Split,
-    TrialResult,
-    TrialSpec,
-    Use,
-)
+from autotune.contract import Collective, Diagnosis, GpuUse, Split, TrialResult, TrialSpec, Use
 from tests.search.scripted import ok, rate_of
 
 

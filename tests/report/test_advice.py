@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.app.studies import explain_trial
-from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
+from autotune.contract import Diagnosis, KnobValue
 from autotune.engines.base import find_engine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
@@ -147,30 +147,3 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
     assert said.split("it: ")[1].startswith("1.23x (1.")
     told = printed(print_explanation, explain_trial(study, third.identity.number), width=400)
     assert f"{said}\n" in told
-
-
-def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) -> None:
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = diagnosed(spec)
-        if (
-            result.samples_per_s
-            and spec.provenance.repeat_of is None
-            and spec.identity.role is not Role.CONFIRM
-        ):
-            slow = scripted.ok(spec, result.samples_per_s / 10)
-            return replace(slow, disturbed="load", diagnosis=result.diagnosis)
-        return result
-
-    history = History(finished(tmp_path, behave, trials=40).trials())
-    third = next(
-        t.spec
-        for t in history.trials
-        if t.spec.identity.knobs["zero.stage"] == 3
-        and t.spec.layout.grad_accum > 1
-        and t.spec.provenance.repeat_of is None
-    )
-    found = advise(Bound.COMMUNICATION, third, diagnosis(), candidate_of(third), CONTEXT, history)
-    first = found[0]
-    assert first.ratio.ratio == pytest.approx(2**0.3)
-    tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
-    assert tried.provenance.repeat_of is not None

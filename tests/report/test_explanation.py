@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -116,9 +115,7 @@ def test_the_table_has_it_too(study: Study) -> None:
     assert (row["gpu_throttled"], row["cpu_utilization"]) == (0.25, 0.95)
 
 
-def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(
-    study: Study, tmp_path: Path
-) -> None:
+def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(study, tmp_path) -> None:
     with pytest.raises(StudyError, match="there is no trial 999"):
         explain_trial(study, 999)
     with pytest.raises(StudyError, match="had no diagnostic pass"):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +181,7 @@ def models(console: Console) -> None:
     ],
     ids=lambda view: view.__name__,
 )
-def test_a_view_is_frozen(
-    view: Callable[[Console], None],
-    width: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_view_is_frozen(view, width, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     out = io.StringIO()
     view(Console(file=out, width=width, color_system=None, _environ={"TERM": "xterm"}))

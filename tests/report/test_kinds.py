@@ -13,11 +13,7 @@ from autotune.base.templates import tell
 from autotune.job.price import price_for
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.report.compare.comparison import (
-    KindFigures,
-    best_kinds,
-    leads_of,
-)
+from autotune.report.compare.comparison import KindFigures, best_kinds, leads_of
 from autotune.report.terminal.tables import print_parts
 from tests.report.test_compare import JOB, slower
 from tests.report.test_terminal import finished
@@ -28,11 +24,7 @@ from tests.search.scripted import ENVIRONMENT
 
 def kind(run: str, rate: float, *, world: int = 8, **more: object) -> KindFigures:
     """An accelerator of which a study measured so many samples/s, 5% to either side."""
-    values: dict[str, object] = {
-        "device_name": f"device {run}",
-        "price_per_hour": None,
-        **more,
-    }
+    values: dict[str, object] = {"device_name": f"device {run}", "price_per_hour": None, **more}
     return KindFigures(
         run=run,
         world=world,
@@ -49,34 +41,12 @@ def described(kinds: list[KindFigures]) -> dict[str, str]:
     return dict(tell("kinds", {"comparison": comparison, "leads": leads_of(kinds)}))
 
 
-def test_who_is_best_by_accelerator_may_not_be_so_by_money() -> None:
-    kinds = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
-    said = described(kinds)
-    assert said["A"].endswith("45000 samples for 1 at a price of 3 an hour")
-    assert said["speed"] == "A (device A) does most per accelerator, 1.50x B"
-    assert said["money"] == "B (device B) does most for the same money, 2.00x A"
-    near = described([kind("A", 205.0), kind("B", 200.0)])
-    assert near["speed"].endswith("1.02x B: the runs differ too much to prove it")
-    # Of 5% each, 7.1% together, where the two intervals still overlap.
-    apart = described([kind("A", 218.0), kind("B", 200.0)])
-    assert apart["speed"].endswith("1.09x B")
-    assert "money" not in near
-
-
-def test_of_several_studies_of_a_kind_the_best_stands_for_it() -> None:
-    same = {"device_name": "H100", "price_per_hour": 3.0}
-    kinds = [kind("A", 300.0, **same), kind("B", 250.0, **same)]
-    kinds += [kind("C", 100.0, price_per_hour=1.5), kind("D", 90.0, device_name="device C")]
-    said = described(kinds[:3])
-    assert said["speed"] == "A (H100) does most per accelerator, 3.00x C"
-    assert said["money"] == "A (H100) does most for the same money, 1.50x C"
-    assert {"A", "B", "C"} < set(said), "each study keeps its line"
-
-
-def test_the_best_kind_is_named_by_speed_and_by_money() -> None:
-    priced = [kind("A", 300.0, price_per_hour=3.0), kind("B", 200.0, price_per_hour=1.0)]
-    assert best_kinds(priced) == {"speed": "A", "money": "B"}
-    assert best_kinds([kind("A", 300.0), kind("B", 200.0)]) == {"speed": "A", "money": None}
+@pytest.mark.cases("kinds", "best", "told")
+def test_the_best_kind_is_named_by_speed_and_by_money(kinds, best, told) -> None:
+    found = [kind(**one) for one in kinds]
+    assert best_kinds(found) == dict(zip(("speed", "money"), best, strict=True))
+    said = described(found)
+    assert {name: said.get(name) for name in told} == told
 
 
 def study_on(folder: Path, device_name: str, price: float) -> Study:

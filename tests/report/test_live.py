@@ -79,9 +79,7 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
     ("usual_s", "said"),
     [(10.5, "4.1 s, about 6.4 s left "), (4.0, "4.1 s, longer than most "), (None, "4.1 s  ")],
 )
-def test_a_running_trial_says_how_much_longer_such_trials_take(
-    snapshot: Snapshot, usual_s: float | None, said: str
-) -> None:
+def test_a_running_trial_says_how_much_longer_such_trials_take(snapshot, usual_s, said) -> None:
     running = dataclasses.replace(snapshot.running[0], usual_s=usual_s)
     screen = console(200)
     screen.print(draw(dataclasses.replace(snapshot, running=(running,)), CONTEXT, SPEED))
@@ -102,9 +100,7 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
         view.on_snapshot(dataclasses.replace(snapshot, running=(reduced,)))
         view.on_snapshot(
             dataclasses.replace(
-                snapshot,
-                running=(),
-                trials=(ended(5, Outcome.OK), ended(9, Outcome.OOM)),
+                snapshot, running=(), trials=(ended(5, Outcome.OK), ended(9, Outcome.OOM))
             )
         )
         view.on_note("why")
@@ -143,22 +139,6 @@ def test_of_a_front_the_chosen_one_is_the_knee_and_no_best(snapshot: Snapshot) -
     assert "best" not in text
 
 
-def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
-    screen = console(200)
-    with LineView(screen, CONTEXT, SPEED) as view:
-        racing = dataclasses.replace(
-            snapshot, stage=Stage.CONFIRM, comparison=samples.comparison()
-        )
-        begun = samples.comparison(0, leader=None, gain=None)
-        for compared in (begun, samples.comparison(), samples.comparison()):
-            view.on_snapshot(dataclasses.replace(racing, comparison=compared))
-    said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
-    assert [line for line in said if line.startswith("comparison: ")] == [
-        "comparison: 2 rounds, trial 5 leads: 1.10x the baseline (1.02 to 1.19); 55.0 samples/s "
-        "(53.9 to 56.1, 2 runs), peak 800 MiB, trial 5; trial 7: 54.0 samples/s (2 runs)"
-    ]
-
-
 @pytest.mark.parametrize(
     ("after", "why"),
     [
@@ -166,9 +146,7 @@ def test_each_round_of_the_comparison_is_a_line(snapshot: Snapshot) -> None:
         (Outcome.OOM, "trial 5, 60.0, does not count any more: trial 9 of it ended with oom"),
     ],
 )
-def test_a_best_that_is_slower_than_before_says_why(
-    snapshot: Snapshot, after: Outcome, why: str
-) -> None:
+def test_a_best_that_is_slower_than_before_says_why(snapshot, after, why) -> None:
     its = snapshot.best.candidate.hash
     repeat = ended(9, after)
     assert repeat.result is not None

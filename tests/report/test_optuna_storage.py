@@ -101,9 +101,7 @@ def test_what_a_storage_cannot_be_is_refused(wide: Study, tmp_path: Path) -> Non
     assert theirs.read_text(encoding="utf-8") == before
 
 
-def test_a_full_disk_names_the_file_that_is_not_there(
-    wide: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_file_that_is_not_there(wide, tmp_path, monkeypatch) -> None:
     """Optuna writes its journal into a temporary folder first."""
 
     def full(*_: Any, **__: Any) -> None:

@@ -17,23 +17,18 @@ from autotune.app.studies import state_of
 from autotune.base.errors import NothingFeasibleError, StudyError
 from autotune.base.templates import Templates
 from autotune.base.units import format_rate
-from autotune.contract import (
-    CONFIG_DIR,
-    Outcome,
-    Role,
-    TrialResult,
-    TrialSpec,
-)
+from autotune.contract import CONFIG_DIR, Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record.guard import Convergence, GuardVerdict
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
 from autotune.report.page.page import render_page
 from autotune.report.page.tables import trials
 from autotune.report.story import read_story
 from autotune.report.terminal.study import render_markdown
-from autotune.report.verdict import verdict_of
+from autotune.report.verdict import details_of, verdict_of
 from autotune.search.answer import failed_answer
 from autotune.search.base import Stage
 from tests.report import samples
@@ -119,9 +114,7 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
         assert (tones[trial.number] == "baseline") is (trial.candidate_hash == baseline)
 
 
-def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(
-    tmp_path: Path,
-) -> None:
+def test_losses_that_cannot_be_compared_are_not_drawn_and_the_page_says_why(tmp_path) -> None:
     page = rendered(finished(tmp_path))
     assert "losses" not in charts_in(page)
     assert "<h2>Does it still train?</h2>" in page
@@ -226,9 +219,7 @@ def test_the_order_of_the_trials_is_the_answer_s(tmp_path: Path) -> None:
     assert "this run" in rendered(finished(tmp_path / "again", lucky, trials=20))
 
 
-def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_says(
-    tmp_path: Path,
-) -> None:
+def test_the_first_screen_says_what_was_disturbed_what_ties_and_what_the_guard_says(tmp_path):
     def noisy(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
         if result.samples_per_s is None:
@@ -393,18 +384,6 @@ def test_a_search_that_was_interrupted_says_so(tmp_path: Path) -> None:
     assert said in rendered(study)
 
 
-def test_runs_of_one_candidate_are_marked_as_its_own(wide: Study) -> None:
-    report = read_story(wide)
-    answer = report.answer
-    assert answer is not None
-    rows = trials(report)
-    for name in ("best", "baseline"):
-        (one,) = (row for row in rows if row["mark"] == name)
-        again = [row for row in rows if row["again_of"] == name]
-        assert again
-        assert {row["settings"] for row in again} == {one["settings"]}
-
-
 def test_the_page_of_a_user_s_command_names_it(tmp_path: Path) -> None:
     study = finished(tmp_path)
     for trial in study.trials():
@@ -434,9 +413,7 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     assert not list(study.folder.glob(f".{page.name}*"))
 
 
-def test_what_runs_now_is_put_into_the_page_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_now_is_put_into_the_page_that_is_there(tmp_path, monkeypatch) -> None:
     study, snapshot = finished(tmp_path), samples.snapshot()
     writer = PageWriter(study, Notebook())
     writer.on_snapshot(dataclasses.replace(snapshot, running=()))
@@ -451,20 +428,6 @@ def test_what_runs_now_is_put_into_the_page_that_is_there(
     assert re.search(r'data-since="\d+\.\d" data-usual="10.5"', now)
     assert re.search(r"about 2 min 10 s left, until \d\d:\d\d UTC", now)
     assert "<!-- now -->" not in before.partition("<!-- end of now -->")[2]
-
-
-def test_a_page_that_was_deleted_is_drawn_anew(tmp_path: Path) -> None:
-    study, notebook = finished(tmp_path), Notebook()
-    snapshot = samples.snapshot()
-    writer = PageWriter(study, notebook)
-    writer.on_snapshot(dataclasses.replace(snapshot, running=()))
-    study.page_file.unlink()
-    writer.on_snapshot(snapshot)
-    assert "measured 4.1 s" in study.page_file.read_text(encoding="utf-8")
-    study.page_file.unlink()
-    writer.close()
-    assert "<body data-refresh-s" not in study.page_file.read_text(encoding="utf-8")
-    assert len(notebook.notes) == 1, "where the page is"
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
@@ -540,3 +503,22 @@ def test_a_substitute_baseline_is_said_wherever_its_gain_is(tmp_path: Path) -> N
     state = state_of(study)
     assert state.substitute_baseline
     assert state.speedup is not None
+
+
+def test_they_say_what_the_page_shows(wide: Study) -> None:
+    report = read_story(wide)
+    facts = details_of(report, importance_of(report))
+    by_knob = [text for name, text in facts if name == "by knob"]
+    assert [text.split(":")[0] for text in by_knob] == ["zero.stage 0 -> 1", "micro_batch 2 -> 4"]
+    assert "memory -6 GiB" in by_knob[0]
+    said = dict(facts)
+    assert all(str(row.trial) in said["front"] for row in report.front)
+    assert said["importance"].startswith("micro_batch ")
+    assert "below 0.5%: " in said["importance"]
+    assert all(phase.value in said["time"] for phase in Phase)
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    # No phases in this record, and too few candidates for importance.
+    report = read_story(finished(tmp_path))
+    assert {name for name, _ in details_of(report, None)} <= {"by knob", "front"}

@@ -129,12 +129,7 @@ def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
     width: int,
     theme: str,
 ) -> None:
-    charts_of = {
-        page: CHARTS,
-        front: {"memory", "history"},
-        comparison: {"comparison"},
-        **others,
-    }
+    charts_of = {page: CHARTS, front: {"memory", "history"}, comparison: {"comparison"}, **others}
     for one, charts in charts_of.items():
         browser.open(one, width=width, theme=theme)
         browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true })")
@@ -156,9 +151,7 @@ def test_pages_are_within_the_width_quiet_and_read_in_both_themes(
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
-def test_the_first_screen_has_the_gain_its_proof_and_how_to_use_it(
-    browser: Browser, page: Path, width: int, height: int
-) -> None:
+def test_the_first_screen_has_the_gain_its_proof_and_how_to_use_it(browser, page, width, height):
     browser.open(page, width=width)
     parts = (".banner", ".headline", ".words", ".lead-changes", ".lead-figures", ".copy")
     banner: Any = browser.run("return document.querySelector('.banner').innerText")
@@ -284,9 +277,7 @@ def test_the_command_is_copied(browser: Browser, page: Path) -> None:
     assert browser.run("return window.caught") == command
 
 
-def test_the_page_of_a_running_search_shows_what_is_new(
-    browser: Browser, wide: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_of_a_running_search_shows_what_is_new(browser, wide, tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.report.page.page.REFRESH_S", 2)
     out = write_page(wide, tmp_path / "report.html", snapshot=samples.snapshot())
     browser.open(out)

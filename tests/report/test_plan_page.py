@@ -28,9 +28,7 @@ def words_of(page: str) -> list[str]:
     return [" ".join(words) for words in texts if words]
 
 
-def test_it_says_what_the_plan_says_and_that_nothing_was_measured(
-    planned: Any, tmp_path: Path
-) -> None:
+def test_it_says_what_the_plan_says_and_that_nothing_was_measured(planned, tmp_path) -> None:
     out = planned.page(tmp_path / "plan.html")
     page = out.read_text(encoding="utf-8")
     assert len(page) < 400_000

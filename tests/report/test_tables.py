@@ -58,8 +58,7 @@ def test_the_next_command_stands_in_one_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "stacks"),
-    [(60, True), (69, True), (70, False), (90, False), (160, False)],
+    ("width", "stacks"), [(60, True), (69, True), (70, False), (90, False), (160, False)]
 )
 def test_rows_stack_where_a_table_has_no_room(width: int, stacks: bool) -> None:
     shown = lines_of(width)

@@ -127,16 +127,6 @@ def test_a_release_that_nobody_knows_leaves_no_gap(tmp_path: Path, release: str)
     assert ("Megatron Core 0.16.1, torch " in place) if release else ("Megatron" not in place)
 
 
-def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
-    rows = read_story(finished(tmp_path)).rows
-    rates = [row.figure.samples_per_s for row in rows if row.figure is not None]
-    assert rates == sorted(rates, reverse=True)
-    is_failure = [row.figure is None for row in rows]
-    assert is_failure == sorted(is_failure)
-    assert any(is_failure)
-    assert len({row.candidate for row in rows}) == len(rows)
-
-
 def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
     def greedy(spec: TrialSpec) -> TrialResult:
         return ok(spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB)
@@ -226,17 +216,6 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     assert answer.export == aside / "best"
 
 
-def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
-    job = make()
-    study = finished(tmp_path)
-    before = make_plan(session_of(study, job), History())
-    after = make_plan(session_of(study, job), History(study.trials()))
-    assert before.trials > 0
-    assert not before.is_measured
-    assert after.trials == 0
-    assert after.total_s == 0
-
-
 def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) -> None:
     job = make()
     study = finished(tmp_path)
@@ -263,9 +242,7 @@ def test_the_first_run_of_a_command_says_what_a_trial_takes(tmp_path: Path) -> N
     assert plan.trial_s == plan.confirm_s == script.measured.wall_s
 
 
-def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_says_where_ranks_lie_unless_that_is_one_place(tmp_path, monkeypatch) -> None:
     job = make(world=4, global_batch=16)
     lattice = lattice_of(job)
     vars(lattice)["values"] = {"tp": (1, 2, 4), "pp": (1, 2)}
@@ -331,9 +308,7 @@ def test_a_best_near_the_limit_says_how_near(tmp_path: Path, limit: str, is_near
     assert ("--head-room 0.03" in text) is is_near
 
 
-def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(tmp_path) -> None:
     study = finished(
         tmp_path, lambda spec: dataclasses.replace(ok(spec, 50.0), disturbed="load"), budget="15s"
     )
@@ -347,9 +322,7 @@ def test_a_search_without_the_time_for_a_candidate_says_why_and_what_to_do(
 @pytest.mark.parametrize(
     ("baseline", "said"), [(None, "about 2 for the baseline"), ("mine.json", "1 for the baseline")]
 )
-def test_the_price_is_about_where_the_baseline_is_looked_for(
-    tmp_path: Path, baseline: str | None, said: str
-) -> None:
+def test_the_price_is_about_where_the_baseline_is_looked_for(tmp_path, baseline, said) -> None:
     job = make() if baseline is None else make(baseline=baseline)
     plan = make_plan(session_of(Study(tmp_path, "s"), job), History())
     text = printed(print_plan, plan, width=400, reasons=False)
@@ -481,20 +454,6 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
     number = ended.spec.identity.number
     why = "the platform ended it: comm: said so"
     assert said[1] == f"trial {number}: {why}; trial {number + 1} repeats it"
-
-
-def test_one_that_stopped_early_says_what_disturbed_it(tmp_path: Path) -> None:
-    def behave(spec: TrialSpec) -> TrialResult:
-        result = realistic(spec)
-        if result.samples_per_s is None or spec.identity.role is not Role.SEARCH:
-            return result
-        return dataclasses.replace(
-            result, outcome=Outcome.STOPPED_EARLY, evidence="too slow", disturbed="load"
-        )
-
-    report = read_story(finished(tmp_path, behave))
-    said = {t["evidence"] for t in trials_of(report) if t["outcome"] == "stopped_early"}
-    assert said == {"too slow; disturbed: load"}
 
 
 def test_every_form_names_the_same_interval(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def test_a_missing_figure_is_a_dash() -> None:
         (1 / 9364823.12, 0.9, "runs differ too much for an interval"),
     ],
 )
-def test_a_gain_s_interval_that_says_nothing_is_not_spelled(
-    low: float, high: float, said: str
-) -> None:
+def test_a_gain_s_interval_that_says_nothing_is_not_spelled(low, high, said) -> None:
     assert format_gain_interval(low, high, before="95% interval ") == said
 
 

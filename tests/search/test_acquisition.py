@@ -58,14 +58,6 @@ def test_before_any_trial_the_forecast_decides() -> None:
     assert without_limit.choose(every()) == 0
 
 
-def test_what_is_not_open_is_never_chosen() -> None:
-    for closed in range(N):
-        others = {closed, 0}
-        assert believed({0: Shot(seconds=1.0, peak_bytes=60.0)}).choose(every(*others)) not in (
-            others
-        )
-
-
 def test_where_the_forecast_is_wrong_the_search_goes_elsewhere() -> None:
     truth = FORECAST.seconds * BY_PART
     shots: dict[int, Shot] = {}

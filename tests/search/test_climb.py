@@ -21,10 +21,7 @@ class Climb:
     """Climbs `LADDER` where some candidates run, and remembers what it tried."""
 
     def __init__(
-        self,
-        runs: set[Candidate],
-        risk: dict[Candidate, float],
-        refused: Sequence[Candidate] = (),
+        self, runs: set[Candidate], risk: dict[Candidate, float], refused: Sequence[Candidate] = ()
     ) -> None:
         self.tried: list[Candidate] = []
         self._runs, self._risk, self._refused = runs, risk, refused
@@ -89,7 +86,7 @@ def test_nothing_is_tried_where_nothing_can_fit():
     assert climb.tried == []
 
 
-@pytest.mark.parametrize(("off", "most"), [(1.0, 3), (1 / 1.2, 4), (1.2, 5)])
+@pytest.mark.parametrize(("off", "most"), [(1 / 1.2, 4), (1.2, 5)])
 def test_the_baseline_is_found_in_few_trials_even_if_the_model_is_off(off: float, most: int):
     problems = [
         problem_of("llama-3-8b", "H100", 8, 4096, 64),

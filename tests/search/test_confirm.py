@@ -322,22 +322,6 @@ def test_a_new_finalist_starts_a_new_comparison(study: Study):
     assert {size for size, r in confirmed(fleet) if r == race.BLOCK} == {2, 4, 8}
 
 
-def test_platform_faults_are_repeated_within_their_round(study: Study):
-    def flaky(spec: TrialSpec) -> TrialResult:
-        broken = (
-            spec.identity.role is Role.CONFIRM
-            and spec.identity.confirm_round == 1
-            and spec.provenance.retry_of is None
-        )
-        return fault(spec, Outcome.COMM) if broken else three_ways(spec)
-
-    fleet = ScriptedFleet(flaky)
-    result = search(study, JOB, fleet=fleet, lattice=narrow())
-    rounds = [r or 0 for _, r in confirmed(fleet)]
-    assert result.best.n_runs == max(rounds) + 1
-    assert [rounds.count(r) for r in range(3)] == [2, 4, 2]
-
-
 @pytest.mark.cases("left", "n_runs")
 def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
     lattice = lattice_of(JOB, stages=(0,), micro_batches=(4, 8), recompute=("none",))
@@ -352,17 +336,6 @@ def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs
         assert any("no final comparison: its shortest form" in note for note in notes.notes)
     said = {snapshot.stage for snapshot in notes.snapshots}
     assert (Stage.CONFIRM in said) is (n_runs > 0), "a stage in which nothing runs is not said"
-
-
-def test_time_is_kept_back_for_the_comparison(study: Study):
-    """100 s, 10 s each: 60 s are wanted for the comparison, half (50 s) is kept."""
-    job = with_budget(make(trials=50), time_s=100.0)
-    fleet = ScriptedFleet(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
-    result = search(study, job, fleet=fleet)
-    assert len(fleet.ran(Role.SEARCH)) + len(fleet.ran(Role.BASELINE)) == 5
-    assert len(confirmed(fleet)) > 0
-    assert 10.0 * len(fleet.specs) <= 100.0
-    assert result.speedup is not None
 
 
 def test_the_view_counts_the_runs_that_are_missing_in_the_round(study: Study):

@@ -1,8 +1,6 @@
 """The Pareto front and the point that is picked of it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.record.answer import SearchAnswer, Standing
@@ -57,26 +55,6 @@ def test_the_front_is_what_nothing_beats_in_both_and_its_knee_where_a_byte_stops
     # Only what was compared is chosen, on everyone's scale.
     for names, chosen in ((("fast", "small"), "fast"), (("dominated",), "dominated")):
         assert knee({name: POINTS[name] for name in names}, POINTS) == chosen
-
-
-@given(
-    st.lists(
-        st.tuples(st.floats(1, 1e4), st.integers(1, 10**6)), min_size=1, max_size=12, unique=True
-    )
-)
-def test_everything_is_on_the_front_or_beaten_by_it(points: list[tuple[float, int]]):
-    figures = {str(n): figure(rate, peak) for n, (rate, peak) in enumerate(points)}
-    front = front_of(figures)
-    for key, mine in figures.items():
-        beaten = [
-            other
-            for other in front
-            if other != key
-            and figures[other].samples_per_s >= mine.samples_per_s
-            and (figures[other].peak_memory_bytes or 0) <= (mine.peak_memory_bytes or 0)
-        ]
-        assert bool(beaten) != (key in front)
-    assert knee(figures, figures) in front
 
 
 def curve(spec: TrialSpec) -> TrialResult:

@@ -1,7 +1,6 @@
 """The sampler that walks the lattice, and what all samplers have in common."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -56,15 +55,6 @@ def test_the_walk_has_no_budget_of_its_own_unless_one_is_given(study: Study):
     given = make(sampler="grid", trials=3, study="given")
     again = search(Study(study.root, "given"), given)
     assert again.stop_reason is StopReason.TRIALS
-
-
-def test_a_walk_follows_from_the_seed(tmp_path: Path):
-    walks = []
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        fleet = ScriptedFleet(realistic)
-        search(Study(tmp_path, name), make(sampler="grid", seed=seed), fleet=fleet)
-        walks.append([spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)])
-    assert walks[0] == walks[1] != walks[2]
 
 
 def test_the_users_baseline_is_where_the_search_starts(study: Study):

@@ -85,13 +85,6 @@ def test_the_best_that_passes_takes_the_place_of_one_that_drifts(study: Study):
     assert any("its losses drift" in note for note in notes.notes)
 
 
-def test_a_search_goes_on_where_it_was_after_a_drift(study: Study):
-    answer, _, _ = searched(study, drifting(3))
-    again, fleet, _ = searched(study, drifting(3))
-    assert fleet.specs == []
-    assert again.to_dict() == answer.to_dict()
-
-
 def test_comparisons_are_limited_and_the_baseline_is_left(study: Study):
     answer, fleet, _ = searched(study, drifting(1, 2, 3))
     assert stage_of(answer.best) == 0

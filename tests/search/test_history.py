@@ -51,11 +51,3 @@ def test_a_list_with_one_more_trial_says_what_one_of_all_trials_does():
             else:
                 history = history.with_trial(open_ones.pop(draw.randrange(len(open_ones))))
             check_same(history, History(history.recorded))
-
-
-def test_a_candidate_that_a_trial_does_not_change_stays_as_it_is():
-    first, second = (spec_of(JOB, n, zero__stage=n, micro_batch=1) for n in range(2))
-    before = History([trial(first, ok(first, 100.0))])
-    after = before.with_trial(trial(second, None))
-    assert after.tried[0] is before.tried[0]
-    assert (len(before.tried), len(after.tried)) == (1, 2)

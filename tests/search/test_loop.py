@@ -3,22 +3,13 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.base.errors import FleetError, NothingFeasibleError, StudyError
-from autotune.contract import (
-    SPEC_FILE,
-    Outcome,
-    Role,
-    TrialResult,
-    TrialSpec,
-    to_dict,
-    write_json,
-)
+from autotune.contract import SPEC_FILE, Outcome, Role, TrialResult, TrialSpec, to_dict, write_json
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
@@ -30,7 +21,6 @@ from tests.search.scripted import (
     Behaviour,
     Notebook,
     Patient,
-    ScriptedEngine,
     ScriptedFleet,
     candidate,
     fault,
@@ -39,7 +29,6 @@ from tests.search.scripted import (
     ok,
     realistic,
     search,
-    with_budget,
 )
 
 EXPLORING = (Role.BASELINE, Role.SEARCH)
@@ -89,17 +78,6 @@ def test_what_is_answered_at_once_is_not_waited_for(study: Study):
 
     search(study, make(trials=4), fleet=ScriptedFleet(realistic, n_polls=1), interrupt=Hurried())
     assert len(explored(study)) >= 4
-
-
-def test_the_same_seed_and_results_give_the_same_search(tmp_path: Path):
-    runs = []
-    for name in ("a", "b"):
-        fleet = ScriptedFleet(realistic)
-        search(Study(tmp_path, name), make(seed=5), fleet=fleet)
-        runs.append(
-            [(s.identity.number, s.identity.role, s.identity.candidate_hash) for s in fleet.specs]
-        )
-    assert runs[0] == runs[1]
 
 
 def test_platform_faults_are_repeated_and_teach_nothing(study: Study):
@@ -187,16 +165,6 @@ def test_the_time_that_a_final_comparison_lacks_is_said(study: Study):
     ]
     assert "are left after another trial. The same command with --budget 180s" in said[0]
     assert "The same command with --budget 180s goes on with it" in said[1]
-
-
-def test_config_faults_are_never_repeated(study: Study):
-    def behave(spec: TrialSpec) -> TrialResult:
-        faults = {1: Outcome.OOM, 2: Outcome.INVALID, 4: Outcome.TIMEOUT}
-        found = faults.get(spec.layout.micro_batch)
-        return ok(spec, 100.0) if found is None else fault(spec, found)
-
-    search(study, make(trials=99), behave)
-    assert max(Counter(explored(study)).values()) == 1
 
 
 def test_a_broken_platform_ends_the_search(study: Study):
@@ -384,9 +352,7 @@ def test_several_trials_at_once_but_never_in_baseline_and_comparison(study: Stud
     assert max(Counter(explored(study)).values()) == 1
 
 
-def test_nothing_starts_after_an_interrupt_that_came_while_it_was_proposed(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_starts_after_an_interrupt_that_came_while_it_was_proposed(study, monkeypatch):
     fleet, interrupt, propose = ScriptedFleet(realistic), Interrupt(), ProposalStage.next_run
 
     def interrupted(stage):
@@ -547,28 +513,6 @@ def test_nothing_is_compared_where_only_the_baseline_ran_within_the_limits(study
     assert answer.best.trial == answer.baseline.trial
     assert Role.CONFIRM not in {trial.spec.identity.role for trial in study.trials()}
     assert study.read_state()["no_comparison"] == "nothing but the baseline ran within the limits"
-
-
-def test_where_the_time_ends_before_a_candidate_that_is_said(study: Study):
-    fleet = ScriptedFleet(lambda spec: replace(ok(spec, 100.0), disturbed="other work"))
-    answer = search(study, with_budget(make(), time_s=15.0), fleet=fleet)
-    assert [spec.identity.role for spec in fleet.specs] == [Role.BASELINE]
-    assert answer.best == answer.baseline
-    why = str(study.read_state()["no_comparison"])
-    assert why.startswith(
-        "1 run for the baseline took 10.0 s of the budget of 15.0 s, as other work"
-    )
-    assert "--budget 120s" in why
-
-
-def test_an_edited_configuration_is_not_served_the_old_figures(study: Study):
-    job = make(trials=3)
-    search(study, job, engine=ScriptedEngine(job, tag="before"))
-    before = len(study.trials())
-    notes = Notebook()
-    result = search(study, job, engine=ScriptedEngine(job, tag="after"), observer=notes)
-    assert any(note.startswith(f"left out: {before} trials of the record") for note in notes.notes)
-    assert result.best.trial >= before
 
 
 def test_a_key_of_the_user_s_that_gives_way_is_told_with_the_trial_that_it_gave_way_in() -> None:

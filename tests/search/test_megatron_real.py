@@ -59,10 +59,9 @@ def test_each_engine_has_a_study_and_they_are_compared(folder: Path) -> None:
     assert len(comparison["verdicts"]) == 1
     faster = "it-deepspeed: [0-9.]+x it-megatron|it-megatron: [0-9.]+x it-deepspeed"
     neither = "No proven difference. The best of it-megatron is [0-9.]+x as fast"
-    assert re.match(
-        f"(Probably )?({faster})|{neither}",
-        comparison["verdicts"][0]["text"],
-    ), comparison["verdicts"]
+    assert re.match(f"(Probably )?({faster})|{neither}", comparison["verdicts"][0]["text"]), (
+        comparison["verdicts"]
+    )
 
 
 def test_trials_of_megatron_are_measured_as_others_are(folder: Path) -> None:

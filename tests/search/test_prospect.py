@@ -1,20 +1,15 @@
 """What is said before the first trial: what fits, for how long a trial runs, what cannot be."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from autotune.app.planning import open_outlook
 from autotune.app.session import open_session
 from autotune.app.steering import prospect
-from autotune.base.errors import ExitCode
 from autotune.base.units import parse_seconds
-from autotune.cli import cli
 from autotune.contract import Origin
 from autotune.cost.knowledge import Lesson, columns_of, keep_lessons, study_name
 from autotune.cost.plans import Plans
@@ -116,23 +111,6 @@ def test_the_host_memory_of_the_job_limits_a_search(tmp_path: Path):
         assert prospect(one, fresh=True, knowledge=None).n_fit == 0
 
 
-def autotune(*words: str) -> Result:
-    return CliRunner().invoke(cli, words)
-
-
-def test_a_dry_run_says_that_the_host_memory_of_the_job_counts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = ["--fleet", "simulate:8xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
-    flags += ["--global-batch", "64", "--space", "smoke", "--dry-run"]
-    (tmp_path / "job.yaml").write_text("host_memory: 100GiB\n", encoding="utf-8")
-    named, free = (
-        " ".join(autotune("search", *flags, *more).stdout.split())
-        for more in (["--job", "job.yaml"], [])
-    )
-    assert "GiB of a device and the 100 GiB of its host (host_memory)" in named
-    assert "host_memory" not in free
-
-
 def test_what_cannot_end_in_time_is_said(tmp_path: Path):
     slow = {"model": "qwen2.5-0.5b", "global_batch": 128, "world": 2, "memory_limit": "64GiB"}
     said = prospect(session(tmp_path, "simulate:2xcpu", **slow), fresh=True, knowledge=None)
@@ -178,23 +156,6 @@ def test_the_lessons_of_a_study_count_where_it_begins_anew(tmp_path: Path):
         if (said := prospect(one, fresh=fresh, knowledge=knowledge)) is not None
     ]
     assert steps_s[0] * 5 < steps_s[1]
-
-
-def test_a_search_that_cannot_succeed_is_not_begun_unless_it_is_forced(tmp_path: Path):
-    flags = ["--fleet", "simulate:4xA100", "--model", "llama-3-70b", "--seq-len", "4096"]
-    flags += ["--global-batch", "64", "--trials", "1", "--space", "smoke"]
-    flags += ["--results", str(tmp_path)]
-    done = autotune("search", *flags, "--yes")
-    assert done.exception.exit_code == ExitCode.NOTHING_FEASIBLE
-    assert "nothing is predicted to fit" in str(done.exception)
-    assert not list(tmp_path.glob("*/trials/*"))
-    shown = autotune("search", *flags, "--dry-run", "--json")
-    assert shown.exit_code == ExitCode.NOTHING_FEASIBLE
-    plan = json.loads(shown.stdout)
-    assert plan["prospect"]["n_fit"] == 0
-    assert plan["prospect"]["problem"]
-    forced = autotune("search", *flags, "--yes", "--force")
-    assert "none of" in str(forced.exception)
 
 
 @pytest.mark.parametrize(("gib", "is_started"), [(1024, True), (1, False)])

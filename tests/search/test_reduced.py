@@ -262,16 +262,6 @@ def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
     )
 
 
-def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
-    job = make()
-    its = steering(job)
-    candidate = lattice_of(job).candidates[5]
-    form = candidate.reduced(Fidelity(layers=1))
-    whole, part = (its.predict(History(), c) for c in (candidate, form))
-    assert part.step_time_s / whole.step_time_s == pytest.approx(depth(1), rel=0.05)
-    assert part.peak_memory_bytes < whole.peak_memory_bytes
-
-
 @pytest.mark.parametrize(
     ("fidelity", "is_told"), [(Fidelity(layers=1), True), (Fidelity(layers=1, world=1), False)]
 )
@@ -279,9 +269,7 @@ def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(fide
     job = make()
     lost = lattice_of(job).candidates[3]
     history = history_of(
-        job,
-        fidelity,
-        lambda s, c: fault(s, Outcome.OOM) if c == lost else ok(s, rate_of(s)),
+        job, fidelity, lambda s, c: fault(s, Outcome.OOM) if c == lost else ok(s, rate_of(s))
     )
     assert too_large(history) == ({lost.hash: 3} if is_told else {})
 

@@ -23,7 +23,6 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
-    fault,
     lattice_of,
     make,
     ok,
@@ -111,25 +110,6 @@ def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
     assert (tried.measured.number, tried.measured.disturbed) == (own[1].identity.number, LOAD)
 
 
-def test_a_repeat_that_the_platform_ends_is_tried_again(study: Study):
-    disturbed = disturbing(once(Role.SEARCH))
-
-    def behave(spec: TrialSpec) -> TrialResult:
-        if spec.provenance.repeat_of is not None and spec.provenance.retry_of is None:
-            return fault(spec, Outcome.COMM)
-        return disturbed(spec)
-
-    fleet = ScriptedFleet(behave)
-    search(study, make(), fleet=fleet)
-    again = [
-        (s.identity.number, s.provenance.repeat_of, s.provenance.retry_of)
-        for s in fleet.specs
-        if s.provenance.repeat_of is not None
-    ]
-    first = again[0][0] - 1
-    assert again == [(first + 1, first, None), (first + 2, first, first + 1)]
-
-
 def test_where_every_trial_is_disturbed_repeating_ends(study: Study):
     fleet = ScriptedFleet(disturbing(lambda _: True))
     search(study, make(trials=12), fleet=fleet)
@@ -195,21 +175,6 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
     assert exact.now_s - 1_000_000.0 <= explored_s + 5 * 10.0
     paid = run("paid", explored_s + 7 * 10.0)
     assert (repeats(paid), n_cold(paid)) == (1, 2)
-
-
-def test_the_answer_names_the_trial_that_counts(study: Study):
-    at_first = disturbing(
-        lambda s: s.provenance.repeat_of is None and s.identity.role is not Role.CONFIRM
-    )
-    result = search(study, make(), at_first)
-    assert result.baseline is not None
-    assert result.best is not None
-    trials = study.trials()
-    for standing in (result.best, result.baseline):
-        its = trials[standing.trial]
-        assert its.spec.identity.candidate_hash == standing.candidate.hash
-        assert its.spec.provenance.repeat_of is not None
-        assert its.folder in result.config_of(standing).parents
 
 
 @pytest.mark.parametrize("cut_after", [4, 5, 12])
@@ -325,11 +290,7 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
     answer = RecordStandings(
         session_of(study, job), own, candidate(job, zero__stage=0, micro_batch=8)
-    ).final(
-        passed_over=(),
-        stop_reason=None,
-        interrupted=False,
-    )
+    ).final(passed_over=(), stop_reason=None, interrupted=False)
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]
     (tie,) = answer.ties
     assert tie.samples_per_s_high >= answer.best.samples_per_s_low
@@ -354,23 +315,6 @@ def test_of_two_disturbed_runs_the_less_disturbed_one_counts(study: Study):
     assert tried.measured is first.result, "the repeat is slower: more was taken from it"
     assert tried.is_settled, "and it is not repeated for ever"
     assert outdone(tried.explored) == {repeat.spec.identity.number}
-
-
-def test_in_a_round_the_repeat_counts_though_it_is_slower(study: Study):
-    ran: list[str] = []
-
-    def behave(spec: TrialSpec) -> TrialResult:
-        identity = spec.identity
-        if identity.confirm_round != 0 or ran not in ([], [identity.candidate_hash]):
-            return realistic(spec)
-        ran.append(identity.candidate_hash)
-        return replace(ok(spec, 50.0 / len(ran)), disturbed=LOAD)
-
-    search(study, make(trials=3), fleet=ScriptedFleet(behave))
-    trials = [t for t in study.trials() if t.spec.identity.candidate_hash == ran[0]]
-    first, repeat = (t for t in trials if t.spec.identity.confirm_round == 0)
-    assert repeat.spec.provenance.repeat_of == first.spec.identity.number
-    assert outdone([first, repeat]) == {first.spec.identity.number}
 
 
 def test_nothing_is_repeated_in_the_time_of_the_last_candidate(study: Study):

@@ -90,10 +90,7 @@ def record(folder: Path) -> Study:
 
 
 def soak(
-    folder: Path,
-    behave=steady,
-    how: dict[str, float] | None = None,
-    n_samples: int | None = None,
+    folder: Path, behave=steady, how: dict[str, float] | None = None, n_samples: int | None = None
 ) -> tuple[Soak, SoakFleet]:
     fleet = SoakFleet(behave)
     fleet.how, fleet.n_samples = how or {}, n_samples

@@ -66,13 +66,7 @@ def run(
     study: Study, job: Job, its: Steering | None, lattice: Lattice | None = None
 ) -> ScriptedFleet:
     fleet = ScriptedFleet(realistic)
-    search(
-        study,
-        job,
-        fleet=fleet,
-        lattice=lattice,
-        steering=its,
-    )
+    search(study, job, fleet=fleet, lattice=lattice, steering=its)
     return fleet
 
 
@@ -91,39 +85,6 @@ def test_the_best_is_found_sooner_than_by_tpe(tmp_path: Path) -> None:
     assert steered <= trials_to_best("blind", False)
 
 
-def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
-    job = make(trials=100)
-    fleet = run(study, job, steering(job))
-    hashes = [
-        spec.identity.candidate_hash
-        for spec in fleet.specs
-        if spec.identity.role is not Role.CONFIRM
-    ]
-    assert len(hashes) == len(set(hashes))
-    assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
-
-
-def test_the_same_record_gives_the_same_proposal(study: Study) -> None:
-    job = make()
-    its = steering(job)
-    first = its.propose(History(), set(), n_budget=8, seed=0)
-    assert first is not None
-    assert first == its.propose(History(), set(), n_budget=8, seed=0)
-    assert first == steering(job).propose(History(), set(), n_budget=8, seed=0)
-
-
-def test_a_candidate_outside_the_lattice_teaches_and_is_not_proposed() -> None:
-    job = make()
-    whole = lattice_of(job)
-    lattice = lattice_of(job, refused=lambda c: c["zero.stage"] == 0)
-    spec = spec_of(job, 0, zero__stage=0, micro_batch=1, recompute="none")
-    history = History([trial(spec, ok(spec, 100.0))])
-    its = steering(job, lattice)
-    proposed = its.propose(history, set(), n_budget=8, seed=0)
-    assert proposed in lattice.candidates
-    assert len(lattice.candidates) < len(whole.candidates)
-
-
 def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
     job = make()
     buckets = (100_000_000, 200_000_000, 500_000_000)
@@ -134,9 +95,7 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
     ]
     small = lattice_of(job)
     lattice = Lattice(
-        candidates=tuple(dict.fromkeys(grid)),
-        context=small.context,
-        grid_size=len(grid),
+        candidates=tuple(dict.fromkeys(grid)), context=small.context, grid_size=len(grid)
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)
@@ -183,21 +142,6 @@ def test_a_search_leaves_lessons_for_the_next_one() -> None:
     assert lessons[1].limit_bytes == Objective.of(job, ENVIRONMENT).allowed_bytes
     assert lessons[0].situation == situation_of(job, ENVIRONMENT)
     assert lessons_of(History(), session_of(Study(Path(), "scripted"), job), study="one") == []
-
-
-def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
-    job = make()
-    history = History(
-        trial(spec, ok(spec, rate_of(spec)))
-        for spec in [spec_of(job, n, zero__stage=n, micro_batch=4) for n in range(4)]
-    )
-    lessons = lessons_of(history, session_of(Study(Path(), "scripted"), job), study="one")
-    session = session_of(Study(Path(), "scripted"), job)
-    its = steering_of(session, lessons=lessons, study="two")
-    assert len(its.recalled.times.log_ratio) == 4
-    assert steering_of(session, lessons=lessons, study="one").recalled is None
-    proposed = its.propose(History(), set(), n_budget=8, seed=0)
-    assert proposed in lattice_of(job).candidates
 
 
 def test_an_unknown_accelerator_is_said_before_anything_runs() -> None:

@@ -118,11 +118,7 @@ def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
     study.lock()
     notebook = Notebook()
     result = search(
-        study,
-        made,
-        fleet=ScriptedFleet(realistic),
-        observer=notebook,
-        steering=steering(made),
+        study, made, fleet=ScriptedFleet(realistic), observer=notebook, steering=steering(made)
     )
     return result, notebook
 

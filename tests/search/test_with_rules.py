@@ -8,13 +8,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
 from autotune.space.space_file import load_space
-from tests.search.scripted import (
-    ENVIRONMENT,
-    ScriptedFleet,
-    make,
-    realistic,
-    search,
-)
+from tests.search.scripted import ENVIRONMENT, ScriptedFleet, make, realistic, search
 
 
 def test_what_is_run_is_legal_and_rendered(study: Study):

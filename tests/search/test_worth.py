@@ -127,9 +127,7 @@ def test_what_rules_refuse_or_runs_out_of_memory_has_no_figure_and_says_why(tmp_
         return measured(spec)
 
     ladder, fleet = walk(
-        tmp_path,
-        behave,
-        refused=lambda c: c["host_allocator"] == "keep" and c.micro_batch == 1,
+        tmp_path, behave, refused=lambda c: c["host_allocator"] == "keep" and c.micro_batch == 1
     )
     why = [ran.why for ran in ladder.configurations if ran.why]
     assert any("oom: CUDA out of memory" in text for text in why)

@@ -65,9 +65,7 @@ def test_a_job_without_a_command_says_how_to_give_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("release", "loses_weights"), [("0.19.6", False), ("0.19.8", True)])
-def test_no_candidate_has_zenflow_where_it_loses_the_weights(
-    tmp_path: Path, release: str, loses_weights: bool
-) -> None:
+def test_no_candidate_has_zenflow_where_it_loses_the_weights(tmp_path, release, loses_weights):
     job = replace(job_of(observed(TRAINER), tmp_path), space="lossy")
     environment = replace(CPU, deepspeed_version=release)
     candidates = lattice_of(ScriptEngine(job, environment)).candidates
@@ -105,9 +103,7 @@ BY_FILE = {**BY_DICT, "config_file": "/p/ds.json", "settings_read": ["/p/ds.json
     ],
     ids=["file", "dict", "another size", "no loader", "not read", "by code"],
 )
-def test_a_loader_that_takes_its_size_from_the_file_gets_another_one_there(
-    described: dict[str, Any], is_changed: bool
-) -> None:
+def test_a_loader_that_takes_its_size_from_the_file_gets_another_one_there(described, is_changed):
     reach = reach_of(observed(described))
     assert reach.ways.get("micro_batch") == ("configuration" if is_changed else None)
     assert ("micro_batch" in reach.left_out) != is_changed

@@ -12,12 +12,7 @@ from deepspeed.utils import safe_get_full_grad
 from autotune.contract import TrialSpec
 from autotune.trial.engines.base import differences
 from autotune.trial.readback import read_back
-from autotune.trial.scripts.train import (
-    batches,
-    gradient_scale,
-    make_engine,
-    micro_step,
-)
+from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
 from tests.rank_driver import main
 from tests.trials import settings
 

@@ -143,9 +143,7 @@ def test_nobody_waits_for_a_first_rank_that_is_gone(found: dict[str, Any]) -> No
     assert left_s < 0.9
 
 
-def test_the_first_rank_waits_for_a_while_for_one_that_went_without_a_word(
-    found: dict[str, Any],
-) -> None:
+def test_the_first_rank_waits_for_a_while_for_one_that_went_without_a_word(found) -> None:
     left_s, _ = found["second_goes"]["answers"]
     assert 0.9 < left_s < 20
 
@@ -158,9 +156,7 @@ def test_the_first_rank_waits_for_a_while_for_one_that_went_without_a_word(
         ("first_does_not_mind", {"1": 3}),
     ],
 )
-def test_a_rank_that_fails_ends_the_others_and_is_named_alone(
-    found: dict[str, Any], case: str, exits: dict[str, int]
-) -> None:
+def test_a_rank_that_fails_ends_the_others_and_is_named_alone(found, case, exits) -> None:
     assert (found[case]["code"], found[case]["exits"]) == (1, exits)
     assert found[case]["seconds"] < 30
 

@@ -14,8 +14,7 @@ class Ended(Exception):
 
 
 @pytest.mark.parametrize(
-    ("parent", "found", "ends"),
-    [(7, 7, False), (7, 8, True), (7, 1, True), (1, 1, False)],
+    ("parent", "found", "ends"), [(7, 7, False), (7, 8, True), (7, 1, True), (1, 1, False)]
 )
 def test_ends_at_once_where_the_parent_is_gone(monkeypatch, parent, found, ends):
     def leave(_code):

@@ -19,9 +19,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_what_is_built_is_imported_whatever_lock_lies_there(
-    tmp_path: Path, compiled: list[str]
-) -> None:
+def test_what_is_built_is_imported_whatever_lock_lies_there(tmp_path, compiled) -> None:
     (tmp_path / "_speedups").mkdir()
     shutil.copy(_speedups.__file__, tmp_path / "_speedups" / "_speedups.so")
     (tmp_path / "_speedups" / BUILT_FILE).touch()
@@ -32,9 +30,7 @@ def test_what_is_built_is_imported_whatever_lock_lies_there(
     assert compiled == []
 
 
-def test_a_library_whose_build_did_not_end_well_is_compiled(
-    tmp_path: Path, compiled: list[str]
-) -> None:
+def test_a_library_whose_build_did_not_end_well_is_compiled(tmp_path, compiled) -> None:
     (tmp_path / "_speedups").mkdir()
     (tmp_path / "_speedups" / "_speedups.so").write_bytes(b"half of it")
     load_as_built()
@@ -42,9 +38,7 @@ def test_a_library_whose_build_did_not_end_well_is_compiled(
     assert compiled == ["_speedups"]
 
 
-def test_without_a_folder_of_ours_nothing_changes(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_of_ours_nothing_changes(compiled, monkeypatch) -> None:
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     original = cpp_extension.load
     load_as_built()

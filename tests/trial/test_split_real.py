@@ -111,9 +111,7 @@ def results(
         for name, pair in PAIRS.items()
     ],
 )
-def test_two_ranks_train_as_the_whole_model_does(
-    results: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_two_ranks_train_as_the_whole_model_does(results, name) -> None:
     """A mixture of experts too, at every stage, whose ranks send their tokens elsewhere."""
     whole, split = (results[key_of(settings)] for settings in sides(name))
     for found in (whole, split):
@@ -137,9 +135,7 @@ def test_every_mixture_whose_other_layers_are_split_is_tried() -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 2])
-def test_no_scale_is_right_where_stage_3_does_not_scatter(
-    results: dict[str, dict[str, Any]], scale: int
-) -> None:
+def test_no_scale_is_right_where_stage_3_does_not_scatter(results, scale) -> None:
     """Why sequence.not_scattered refuses it: small and large parameters are averaged otherwise."""
     whole, split = (results[key_of(s)] for s in (WHOLE, {**NOT_SCATTERED, "scale": scale}))
     assert split["differences"] == []

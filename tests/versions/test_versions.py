@@ -13,13 +13,7 @@ from tests.cases import data_beside
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.gpu.wheels import WheelsError
 from tests.versions import pythons
-from tests.versions.environments import (
-    REPOSITORY,
-    VersionEnvironment,
-    install,
-    names,
-    pins,
-)
+from tests.versions.environments import REPOSITORY, VersionEnvironment, install, names, pins
 from tests.versions.megatron import record_of
 from tests.versions.run import RECORDS, TESTS, measured, summary
 

@@ -114,16 +114,6 @@ def test_trainer_reads_what_was_chosen(tmp_path):
     )
 
 
-def test_trainer_owns_what_it_compares(tmp_path):
-    """A value stands in one place, so that a user changes it there and nothing clashes."""
-    out = export(handed(tmp_path, **KNOBS), tmp_path, "hf")
-    config = json.loads((out / "ds_config.json").read_text())
-    assert config["train_micro_batch_size_per_gpu"] == "auto"
-    assert config["bf16"]["enabled"] == config["optimizer"]["params"]["lr"] == "auto"
-    assert config["zero_optimization"]["stage"] == 2
-    assert "train_batch_size" not in config
-
-
 @needs("trl")
 @pytest.mark.parametrize(("recompute", "precision"), [("full", "bf16"), ("none", "fp32")])
 def test_trl_reads_what_was_chosen(tmp_path, recompute, precision):
@@ -234,11 +224,6 @@ def test_a_command_in_place_of_launch_sh_sets_the_same_variables(tmp_path, to, l
     assert launcher is None or line.startswith("    "), "it stands in the block above it"
 
 
-def test_what_submits_to_kubernetes_passes_no_argument_to_the_script(tmp_path):
-    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "kubernetes")
-    assert "Arguments after the command" not in (out / "README.md").read_text()
-
-
 @pytest.mark.parametrize("to", ["llama-factory", "ms-swift"])
 def test_the_consumer_s_own_command_says_which_machine_it_is_on(tmp_path, to):
     job = {"world": 16, "global_batch": 32}
@@ -275,21 +260,6 @@ def adapted(tmp_path_factory):
     """With adapters, which a process counts on the model: seconds, so that it is asked once."""
     lora = {"finetune": {"method": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}}
     return handed(tmp_path_factory.mktemp("adapted"), job=lora, micro_batch=2)
-
-
-def test_adapters_are_said_in_the_words_of_each(tmp_path, adapted):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    factory = export(adapted, tmp_path / "a", "llama-factory")
-    fields = yaml.safe_load((factory / "llamafactory.yaml").read_text())
-    assert (fields["finetuning_type"], fields["lora_rank"], fields["lora_target"]) == (
-        "lora",
-        4,
-        "all",
-    )
-    axolotl = export(adapted, tmp_path / "b", "axolotl")
-    fields = yaml.safe_load((axolotl / "axolotl.yaml").read_text())
-    assert (fields["adapter"], fields["lora_r"], fields["lora_target_linear"]) == ("lora", 4, True)
 
 
 def test_recomputation_of_some_layers_is_an_argument(tmp_path):
@@ -395,17 +365,6 @@ def test_a_knob_is_carried_by_the_files_and_said_to_who_has_a_script(tmp_path, k
     assert carried[0] != carried[1] or mention in scripts
 
 
-def test_the_script_does_what_arguments_cannot_say(tmp_path):
-    out = export(
-        handed(tmp_path, micro_batch=2, loss_chunk_tokens=8, attention="eager"), tmp_path, "hf"
-    )
-    settings = json.loads((out / "settings.json").read_text())
-    assert (settings["loss_chunk_tokens"], settings["attention"]) == (8, "eager")
-    readme = (out / "README.md").read_text()
-    assert "workload.chunk_loss(model, 8)" in readme
-    assert 'attn_implementation="eager"' in readme
-
-
 @pytest.mark.parametrize("to", FAMILY)
 def test_no_file_of_an_export_imports_ours(tmp_path, to):
     out = export(handed(tmp_path, micro_batch=2), tmp_path, to)
@@ -413,17 +372,6 @@ def test_no_file_of_an_export_imports_ours(tmp_path, to):
         text = path.read_text()
         compile(text, path, "exec")
         assert not re.search(r"^\s*(from|import) autotune", text, re.MULTILINE), path
-
-
-@pytest.mark.parametrize("to", FAMILY)
-def test_a_gpu_is_not_told_to_be_a_cpu(tmp_path, to):
-    out = export(handed(tmp_path, environment=GPUS, micro_batch=2), tmp_path, to)
-    text = "".join(path.read_text() for path in [*out.glob("*.yaml"), *out.glob("*.args")])
-    assert "use_cpu: true" not in text
-    assert "--use_cpu" not in text
-    assert "CpuRanks" not in text
-    assert not (out / "cpu.py").exists()
-    assert "DS_ACCELERATOR" not in (out / "launch.sh").read_text()
 
 
 def test_the_plug_in_for_cpu_ranks_is_that_of_the_example(tmp_path, adapted):

@@ -113,81 +113,12 @@ def test_every_setting_is_a_field_that_the_consumer_knows(tmp_path, to, file, jo
         assert set(found) <= set(FIELDS[to].get(kind) or fields_of(kind)), kind
 
 
-def test_verl_trains_and_updates_its_actor_by_the_same_layout(tmp_path):
-    out = exported(tmp_path, *LAYOUTS[1], to="verl")
-    sft, ppo = settings_in(out, "verl_sft.yaml"), settings_in(out, "verl_ppo.yaml")
-    actor = ppo["actor_rollout_ref"]["actor"]
-    assert actor["megatron"] == sft["engine"]
-    assert actor["optim"] == sft["optim"]
-    engine = sft["engine"]
-    assert engine["tensor_model_parallel_size"] == 4
-    assert engine["virtual_pipeline_model_parallel_size"] == 4
-    assert engine["expert_tensor_parallel_size"] == 4, "its own default is 1 nowhere, ours is tp"
-    assert engine["use_distributed_optimizer"] is engine["sequence_parallel"] is True
-    assert engine["override_ddp_config"]["overlap_grad_reduce"] is True
-    assert engine["override_transformer_config"]["recompute_granularity"] is None
-    assert (sft["data"]["micro_batch_size_per_gpu"], sft["data"]["train_batch_size"]) == (1, 256)
-    assert (sft["data"]["max_length"], sft["data"]["use_dynamic_bsz"]) == (8192, False)
-    assert (actor["ppo_micro_batch_size_per_gpu"], actor["use_dynamic_bsz"]) == (1, False)
-    assert sft["trainer"] == ppo["trainer"] == {"n_gpus_per_node": 8, "nnodes": 2}
-    page = (out / "README.md").read_text()
-    assert "--nnodes 2 --nproc-per-node 8 --node-rank RANK --master-addr ADDRESS -m verl" in page
-    assert "Start `sft_trainer` on each of the 2 machines" in page
-
-
 def test_what_verl_cannot_be_told_is_said(tmp_path):
     out = exported(tmp_path, *LAYOUTS[1], to="verl")
     assert "- `overlap_param_gather`: " in (out / "README.md").read_text()
     assert "overlap_param_gather: false" in (out / "verl_sft.yaml").read_text()
     plain = exported(tmp_path / "plain", *LAYOUTS[0], to="verl")
     assert "Left out" not in (plain / "README.md").read_text()
-
-
-def test_recomputation_has_the_words_of_each(tmp_path):
-    job, settings = LAYOUTS[2]  # cp=2 recompute=full
-    verl = settings_in(exported(tmp_path / "v", job, settings, to="verl"), "verl_sft.yaml")
-    assert look_up(verl, "engine.override_transformer_config.recompute_method") == "uniform"
-    assert look_up(verl, "engine.override_transformer_config.recompute_num_layers") == 1
-    out = exported(tmp_path / "n", job, settings, to="nemo-rl")
-    nemo = settings_in(out, "nemo_rl.yaml")["policy"]["megatron_cfg"]
-    assert (nemo["activation_checkpointing"], nemo["recompute_granularity"]) == (True, "full")
-    assert "sequence_packing.enabled=true" in (out / "README.md").read_text()
-    swift = settings_in(exported(tmp_path / "s", job, settings, to="ms-swift"), "ms_swift.yaml")
-    assert (swift["recompute_granularity"], swift["recompute_num_layers"]) == ("full", 1)
-    plain = settings_in(exported(tmp_path / "p", DENSE, "tp=2", to="ms-swift"), "ms_swift.yaml")
-    assert plain["recompute_granularity"] == "none", "its default is selective"
-
-
-def test_nemo_rl_gets_its_policy_and_its_cluster(tmp_path):
-    settings = "tp=2 ep=8 sequence_parallel=true distributed_optimizer=true"
-    out = exported(tmp_path, EXPERTS, settings, to="nemo-rl")
-    data = settings_in(out, "nemo_rl.yaml")
-    policy, megatron = data["policy"], data["policy"]["megatron_cfg"]
-    assert data["cluster"] == {"gpus_per_node": 8, "num_nodes": 2}
-    assert policy["train_global_batch_size"] == 256
-    assert policy["max_total_sequence_length"] == 4096
-    assert (policy["precision"], megatron["pipeline_dtype"]) == ("bfloat16", "bfloat16")
-    assert policy["dtensor_cfg"] == {"enabled": False}
-    assert (megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"]) == (
-        8,
-        2,
-    )
-    assert megatron["optimizer"]["use_distributed_optimizer"] is True
-    assert megatron["optimizer"]["use_precision_aware_optimizer"] is False
-    assert megatron["distributed_data_parallel_config"]["overlap_param_gather"] is True
-    assert megatron["distributed_data_parallel_config"]["grad_reduce_in_fp32"] is True
-
-
-def test_ms_swift_gets_its_own_names(tmp_path):
-    settings = "pp=4 first_stage_layers=7 last_stage_layers=7 main_grads=fp32"
-    out = exported(tmp_path, DENSE, settings, to="ms-swift")
-    data = settings_in(out, "ms_swift.yaml")
-    assert data["decoder_first_pipeline_num_layers"] == 7
-    assert (data["max_length"], data["bf16"]) == (8192, True)
-    assert "NPROC_PER_NODE=8 megatron sft ms_swift.yaml" in (out / "README.md").read_text()
-    fp8 = exported(tmp_path / "fp8", DENSE, "fp8=hybrid fp8_recipe=blockwise", to="ms-swift")
-    data = settings_in(fp8, "ms_swift.yaml")
-    assert (data["fp8_format"], data["fp8_recipe"]) == ("hybrid", "blockwise")
 
 
 REFUSED = [
@@ -263,12 +194,8 @@ def test_ms_swift_with_deepspeed_reads_arguments_that_it_has(tmp_path):
     data = settings_in(out, "ms_swift.yaml")
     inherited = {f.name for f in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
     assert set(data) <= inherited | set(FIELDS["ms-swift"]["sft"])
-    assert data["tuner_type"] == "full", "its default is lora"
-    assert data["gradient_checkpointing"] is False, "its default is on"
-    assert (data["max_length"], data["attn_impl"]) == (16, "eager")
-    assert data["deepspeed"] == "ds_config.json"
     assert {path.name for path in out.iterdir()} == {
-        *("README.md", "autotune_export.json", "ds_config.json", "ms_swift.yaml"),
+        *("README.md", "autotune_export.json", "ds_config.json", "ms_swift.yaml")
     }
 
 

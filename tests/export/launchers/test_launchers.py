@@ -247,23 +247,6 @@ def test_a_batch_job_of_two_nodes_trains_as_it_is(tmp_path, monkeypatch):
     assert all(4 < float(line.split()[3]) < 8 for line in steps)
 
 
-@pytest.mark.parametrize(("job", "n_workers"), [(TWO_NODES, 1), ({}, 0)])
-def test_kubernetes_starts_one_pod_a_node(tmp_path, job, n_workers):
-    handout = handed(tmp_path, environment=GPUS, job=job, micro_batch=2)
-    out = export(handout, tmp_path, "hf", "kubernetes")
-    job = yaml.safe_load((out / "pytorchjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    found = {role: spec["replicas"] for role, spec in replicas.items()}
-    assert found == ({"Master": 1, "Worker": 1} if n_workers else {"Master": 1})
-    for spec in replicas.values():
-        (container,) = spec["template"]["spec"]["containers"]
-        gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-        assert gpus == handout.per_node
-        assert container["name"] == "pytorch"  # the operator looks for it
-        assert f"MASTER_ADDR={job['metadata']['name']}-master-0" in container["args"][0]
-
-
 def test_a_pod_unpacks_the_export_and_runs_it(tmp_path):
     """What `submit.sh` puts into the cluster is what the container's command starts."""
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
@@ -305,11 +288,6 @@ def test_skypilot_is_asked_for_the_gpus_by_its_own_names(tmp_path, device, gib, 
     assert task["num_nodes"] == 1
 
 
-def test_skypilot_asks_for_cores_where_ranks_are_on_cpus(tmp_path):
-    out = export(handed(tmp_path, micro_batch=2), tmp_path, "hf", "skypilot")
-    assert yaml.safe_load((out / "sky.yaml").read_text())["resources"] == {"cpus": "2+"}
-
-
 def test_every_node_of_skypilot_finds_the_first(tmp_path):
     handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
     out = export(handout, tmp_path, "hf", "skypilot")
@@ -326,17 +304,6 @@ def test_every_node_of_skypilot_finds_the_first(tmp_path):
     )
     assert "--nnodes 2 --nproc-per-node 8" in text
     assert "--rdzv-endpoint 127.0.0.1:29500" in text
-
-
-def test_ray_is_asked_for_whole_nodes(tmp_path):
-    handout = handed(tmp_path, environment=GPUS, job=TWO_NODES, micro_batch=2)
-    out = export(handout, tmp_path, "hf", "ray")
-    assert json.loads((out / "ray_job.json").read_text()) == {
-        "bundle": {"GPU": 8},
-        "nodes": 2,
-        "command": ["bash", "launch.sh"],
-    }
-    compile((out / "ray_job.py").read_text(), "ray_job.py", "exec")
 
 
 @pytest.mark.thorough

@@ -78,12 +78,10 @@ def test_gpus_below_one_root_port_share_it_and_the_card_beside_them(tmp_path: Pa
     )
     assert gpu_places(["GPU-0", "GPU-1", "GPU-2"], driver=driver, sysfs=sysfs) == (
         DevicePlace(
-            domain="NVLink of GPU 0",
-            shares=("PCIe root port 0000:3a:00.0", "network card mlx5_0"),
+            domain="NVLink of GPU 0", shares=("PCIe root port 0000:3a:00.0", "network card mlx5_0")
         ),
         DevicePlace(
-            domain="NVLink of GPU 0",
-            shares=("PCIe root port 0000:3a:00.0", "network card mlx5_0"),
+            domain="NVLink of GPU 0", shares=("PCIe root port 0000:3a:00.0", "network card mlx5_0")
         ),
         DevicePlace(shares=("PCIe root port 0000:ad:00.0", "network card mlx5_1")),
     )
