@@ -68,6 +68,7 @@ class OwnCommand(Dialect):
                 for name, value in training.in_words.items()
             ],
             "in_code": sorted(made.in_code.items()),
+            "in_place": sorted(made.in_place.items()),
             "brings": list(made.command) != script.filled({}),
             "about": list(made.about.items()),
             **choice_values(handout),
@@ -106,7 +107,13 @@ def _of_command(training: CommandTraining) -> CommandFiles:
     if training.files_read:
         text = "what DeepSpeed gets by them, for you to read"
     in_code = {} if training.edits_argument_file else dict(training.in_code())
-    made = CommandFiles(files={}, command=training.command(), about={}, in_code=in_code)
+    made = CommandFiles(
+        files={},
+        command=training.command(),
+        about={},
+        in_code=in_code,
+        in_place=training.in_place(),
+    )
     made = made.with_file(CONFIG_FILE, config, text)
     if training.edits_argument_file:
         name, edited = training.edited_arguments()

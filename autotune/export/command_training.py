@@ -48,6 +48,8 @@ class CommandFiles:
     """File -> what it is, as Markdown for the README."""
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """File of the export -> the user's file in whose place it belongs: no word names that."""
 
     def with_file(self, name: str, text: str, about: str) -> "CommandFiles":
         """The same with one more file."""
@@ -226,15 +228,26 @@ class CommandTraining:
                 yield f"{where}: {name}", value
 
     def _is_carried(self, key: str) -> bool:
-        """True if the command as it is handed out brings a key of the configuration."""
-        if self.names_config:
+        """True if the command and the files as they are handed out bring a key."""
+        if self.script.description.get("config_file"):
             return True
         if key not in self.carried:
             return self.takes_file
         place = self.script.place_of(key)
         if place is None or self.script.is_set_by_word(key):
             return True  # it came by the words of the command
-        return place[0] in self.files_read and self.script.names(place[0])
+        return place[0] in self.files_read
+
+    def in_place(self) -> dict[str, str]:
+        """`CommandFiles.in_place`: a path that the code has, or what Hydra reads by itself."""
+        config = self.script.description.get("config_file")
+        names = {config: CONFIG_FILE} if config else self.names_of_files
+        is_told = self.edits_argument_file or (config and self.takes_file)
+        return {
+            names[path]: path
+            for path, changes in self.changes_of_files().items()
+            if changes and path in names and not is_told and not self.script.names(path)
+        }
 
     def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
         """The user's file that brought a key in the trial, and its place there."""
@@ -280,11 +293,9 @@ class CommandTraining:
 
     def _where(self, key: str) -> str:
         """The place of a key that the command does not carry, for the README."""
-        place, config = self._arrives_from(key), self.script.description.get("config_file")
+        place = self._arrives_from(key)
         if self.script.is_set_by_word(key):  # and the word did not bring it
             place = self.script.place_of(key)
-        if place is None and config:
-            place = str(config), tuple(key.split("."))
         if place is None:
             return ": ".join(self.script.place_outside_files(key))
         return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"

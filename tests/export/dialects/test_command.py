@@ -1,7 +1,10 @@
 """A user's own command with the edits in it: in the words that its program takes."""
 
 import dataclasses
+import functools
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +265,9 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     if "{zero.stage=2}" in command and is_started:  # the word brought it, and no file
         assert started(out) == "torchrun t.py ds.zero_optimization.stage=1"
     elif is_started:
-        assert started(out) == f"torchrun t.py --run={out}/mine.yaml"
+        words = f" --run={out}/mine.yaml" * ("--run" in command)
+        assert started(out) == f"torchrun t.py{words}"
+        assert ("cmp -s" in (out / "launch.sh").read_text()) != bool(words)
         assert (out / "mine.yaml").read_text() == "ds:\n  zero_optimization: {stage: 1} # mine\n"
         assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
     elif carried or "{zero.stage=2}" in command:
@@ -450,13 +455,21 @@ def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(tmp_path, names
         **{"sections": ["zero_optimization"], "is_whole": True},
     }
     described |= {"settings_read": [str(path)], "sources": [source]}
-    command = "torchrun t.py --deepspeed_config ds.json" if names_file else "torchrun t.py"
+    command = "torchrun t.py --deepspeed_config ds.json" if names_file else "echo trains"
     handout = handed_out(tmp_path, command, "deepspeed", {"ds.json": text}, **described)
     handout = dataclasses.replace(handout, carried=("zero_optimization.stage",))
     out = exported(handout, tmp_path, "command")
     assert (out / "ds_config.json").read_text() == text.replace('"stage": 2', '"stage": 1')
     assert not (out / "ds.json").exists(), "it is there once"
-    assert (out / "launch.sh").exists() == names_file, "nothing brings the file to the script"
+    copies = f"cp ds_config.json {path}\n" in (out / "README.md").read_text()
+    assert copies != names_file
+    if not names_file:  # a path in the script's code
+        start = functools.partial(subprocess.run, ["bash", str(out / "launch.sh")], text=True)
+        refused = start(capture_output=True)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"cp {out}/ds_config.json {path}" in refused.stderr
+        shutil.copy(out / "ds_config.json", path)
+        assert start(capture_output=True).stdout == "trains\n"
 
 
 def test_the_readme_has_no_optimizer_of_deepspeed_s_beside_the_script_s_own(tmp_path):
