@@ -27,6 +27,7 @@ from autotune.export.readme import choice_values
 from autotune.space.candidate import format_value
 from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.reading import text_with
 
 _LOW_PRECISIONS = ("bf16", "fp16")
 _PRECISION = "mixed_precision"
@@ -127,6 +128,7 @@ def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFi
         whose = f"your `{os.path.relpath(path, training.script.folder)}`"
         is_edited = any(at for at in training.changes_of_files().get(path, ()))
         about = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
+        about += ", but for its comments" * (is_edited and name.endswith(".toml"))
         made = made.with_file(name, training.files_read[path], about)
     return made
 
@@ -240,9 +242,9 @@ def _quoted(words: Sequence[str]) -> str:
 def _edited_files(training: CommandTraining) -> dict[str, str]:
     """Path -> text of the files with the edits in them, and with their comments.
 
-    A file that cannot be read, or edited with every comment kept, is left out. After them come the
-    files that the script read from folders of theirs, as they are: it may look for those beside
-    the others.
+    A file that cannot be read, or edited with every comment kept, is left out; TOML loses them.
+    After them come the files that the script read from folders of theirs, as they are: it may look
+    for those beside the others.
     """
     script = training.script
     wanted = {key: value for key, value in training.in_file() if key in training.carried}
@@ -257,7 +259,10 @@ def _edited_files(training: CommandTraining) -> dict[str, str]:
         path = Path(file)
         with contextlib.suppress(AutotuneError):
             text = read_text(path)
-            after = edit(text, nested(changes), parsed(text, path).syntax)
+            if path.suffix == ".toml":
+                after = text_with(file, changes)
+            else:
+                after = edit(text, nested(changes), parsed(text, path).syntax)
             if after is not None:
                 found[file] = after
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)

@@ -8,6 +8,7 @@ arrives that way, before anything else is edited, is what the files carry.
 import builtins
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -20,10 +21,10 @@ from typing import Any
 
 from autotune.base.nested import leaves, value_at
 from autotune.contract import SPEC_FILE
-from autotune.trial.guest.edits import Changes, parsed, put
+from autotune.trial.guest.edits import Changes, parsed, put, toml_of
 from autotune.trial.prebuilt import built_variables
 
-_SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
+_SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml", ".toml")
 _YAML = (".yaml", ".yml")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OUR_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -174,27 +175,34 @@ def _changing(
 
 
 def _copy(path: str, changes: Changes) -> str | None:
-    """A copy of a file with changes in it; None where its text is none that is read here.
+    """A copy of a file with changes in it; None where its text is none that is read here."""
+    text = text_with(path, changes)
+    if text is None:
+        return None
+    folder = tempfile.mkdtemp(prefix="autotune-read-")  # goes with the trial's temporary files
+    copied = os.path.join(folder, os.path.basename(path))
+    with open(copied, "w", encoding="utf-8") as file:
+        file.write(text)
+    return copied
 
-    Comments at its head stay: Hydra reads in them where a file belongs (`# @package _global_`).
+
+def text_with(path: str, changes: Changes) -> str | None:
+    """A file's text with changes in it, without its comments; None: it is none that is read here.
+
+    Those at its head stay: Hydra reads in them where a file belongs (`# @package _global_`).
     """
     data = data_of(path)
     if data is None:
         return None
     for at, value in changes:
         put(data, at, value)
-    folder = tempfile.mkdtemp(prefix="autotune-read-")  # goes with the trial's temporary files
-    copied = os.path.join(folder, os.path.basename(path))
-    with open(copied, "w", encoding="utf-8") as file:
-        if path.endswith(_YAML):
-            import yaml
+    if not path.endswith(_YAML):
+        return toml_of(data) if path.endswith(".toml") else json.dumps(data, indent=2)
+    import yaml
 
-            with open(path, encoding="utf-8") as original:
-                file.writelines(itertools.takewhile(lambda line: line.startswith("#"), original))
-            yaml.safe_dump(data, file, sort_keys=False, allow_unicode=True)
-        else:
-            json.dump(data, file, indent=2)
-    return copied
+    with open(path, encoding="utf-8") as original:
+        head = "".join(itertools.takewhile(lambda line: line.startswith("#"), original))
+    return head + str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
 def data_of(path: str) -> dict[str, Any] | None:
@@ -206,6 +214,8 @@ def data_of(path: str) -> dict[str, Any] | None:
             import yaml  # of the script, which reads it
 
             found = yaml.safe_load(text)
+        elif path.endswith(".toml"):
+            found = importlib.import_module("tomllib").loads(text)  # Python 3.10 has none
         else:
             found = parsed(text)
     except Exception:  # of any parser, or a package that is not there: no training ends by this

@@ -274,21 +274,24 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
         assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("framework", ["deepspeed", "accelerate", "trainer", "lightning"])
+@pytest.mark.parametrize("framework", ["deepspeed", "accelerate", "trainer", "lightning", "toml"])
 def test_a_file_that_a_script_reads_itself_goes_with_every_framework(tmp_path, framework):
-    mine = tmp_path / "mine.json"
-    mine.write_text('{"zero_optimization": {"stage": 2}}')
+    name, text = "mine.json", '{"zero_optimization": {"stage": 2}}'
+    if framework == "toml":
+        framework, name, text = "deepspeed", "mine.toml", "\n[zero_optimization]\nstage = 2\n"
+    mine = tmp_path / name
+    mine.write_text(text)
     source = {"file": str(mine), "at": [], "same": ["zero_optimization.stage"], "other": []}
     handout = dataclasses.replace(
         handed_out(
-            *(tmp_path, "torchrun train.py --my mine.json", framework),
+            *(tmp_path, f"torchrun train.py --my {name}", framework),
             sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
         ),
         carried=["zero_optimization.stage"],
     )
     out = exported(handout, tmp_path, "command")
-    assert (out / "mine.json").read_text() == '{"zero_optimization": {"stage": 1}}'
-    assert '"$here"/mine.json' in (out / "README.md").read_text() + (
+    assert (out / name).read_text() == text.replace("2", "1")
+    assert f'"$here"/{name}' in (out / "README.md").read_text() + (
         (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
     )
 

@@ -2,13 +2,14 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.trial.guest import reading
-from autotune.trial.guest.reading import sources_of
+from autotune.trial.guest.reading import sources_of, text_with
 from tests.captured import captured
 
 HANDED = {
@@ -70,6 +71,30 @@ def test_a_project_may_lie_below_python_s_own_folder(
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).touch()
     assert reading._is_settings(str(tmp_path / path)) == is_read
+
+
+TOML = """# ours
+day = 1979-05-27
+[ds]
+zero_optimization.stage = 1  # sharded
+names = ["a\\"b", {q = "é"}]
+[ds.optimizer.params]
+lr = 1e-5
+[empty]
+[x."y z"]
+[[data]]
+w = 0.5
+"""
+
+
+def test_a_toml_has_its_values_and_no_comments(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TOML)
+    changes = [(["ds", "zero_optimization", "stage"], 2), (["ds", "names"], None), (["b", "c"], 1)]
+    text = text_with(str(tmp_path / "run.toml"), changes)
+    assert text is not None and "#" not in text
+    expected = tomllib.loads(TOML) | {"b": {"c": 1}}
+    expected["ds"] = {"zero_optimization": {"stage": 2}, "optimizer": {"params": {"lr": 1e-5}}}
+    assert tomllib.loads(text) == expected
 
 
 READS = """
