@@ -214,9 +214,8 @@ class CommandTraining:
     def in_code(self) -> Iterator[tuple[str, Any]]:
         """Edits that the command line cannot carry: its script sets them in its own code."""
         yield from self.arguments_in_code()
-        for key, value in self.in_file():
-            if not self._is_carried(key):
-                yield self._where(key), value
+        for key, value in self.left_to_code().items():
+            yield self._where(key), value
 
     def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
         """Those of Trainer's arguments, each with its place."""
@@ -226,6 +225,10 @@ class CommandTraining:
         for name, value in self.edits.arguments.items():
             if not self.takes(name) and self.file_of_both not in self.files_read:
                 yield f"{where}: {name}", value
+
+    def left_to_code(self) -> dict[str, Any]:
+        """Edits of the configuration that neither a file nor a word of the command brings."""
+        return {key: value for key, value in self.in_file() if not self._is_carried(key)}
 
     def _is_carried(self, key: str) -> bool:
         """True if the command and the files as they are handed out bring a key."""
@@ -249,20 +252,12 @@ class CommandTraining:
             if changes and path in names and not is_told and not self.script.names(path)
         }
 
-    def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
-        """The user's file that brought a key in the trial, and its place there."""
-        place = self.script.place_of(key)
-        if place is None or key not in self.carried or place[0] not in self.files_read:
-            return None
-        return place
-
     def changes_of_files(self) -> dict[str, list[tuple[list[str], Any]]]:
         """Edits that the user's own files bring: path -> keys and value of each."""
         edits, config = dict(self.in_file()), self.script.description.get("config_file")
         if config:
             return {config: [(key.split("."), value) for key, value in edits.items()]}
-        brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
-        found = self.script.in_files(brought)
+        found = self.script.in_files({k: edits[k] for k in edits if k in self.carried})
         return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
 
     def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
@@ -281,21 +276,10 @@ class CommandTraining:
             if not is_in_file or self.is_flag(name)
         }
 
-    def left_to_code(self) -> dict[str, Any]:
-        """Edits of the configuration that neither a file nor a word of the command brings."""
-        if self.script.description.get("config_file"):
-            return {}
-        return {
-            key: value
-            for key, value in self.in_file()
-            if not self._arrives_from(key) and not self._is_carried(key)
-        }
-
     def _where(self, key: str) -> str:
         """The place of a key that the command does not carry, for the README."""
-        place = self._arrives_from(key)
-        if self.script.is_set_by_word(key):  # and the word did not bring it
-            place = self.script.place_of(key)
+        is_of_file = key in self.carried or self.script.is_set_by_word(key)
+        place = self.script.place_of(key) if is_of_file else None
         if place is None:
             return ": ".join(self.script.place_outside_files(key))
         return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"
