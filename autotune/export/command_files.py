@@ -105,28 +105,18 @@ def _of_command(training: CommandTraining) -> CommandFiles:
     text = f'{whose} with the edits, every "auto" kept'
     if training.is_config_written_anew:
         text += ", written anew: its comments are not in it"
-    if training.files_read:
+    if training.files_read and not training.names_config_in_arguments:
         text = "what DeepSpeed gets by them, for you to read"
-    in_code = {} if training.edits_argument_file else dict(training.in_code())
-    made = CommandFiles(
-        files={},
-        command=training.command(),
-        about={},
-        in_code=in_code,
-        in_place=training.in_place(),
-    )
-    made = made.with_file(CONFIG_FILE, config, text)
-    if training.edits_argument_file:
-        name, edited = training.edited_arguments()
-        made = made.with_file(name, edited, "your file of arguments with the edits")
-    return made
+    brought = {"in_code": dict(training.in_code()), "in_place": training.in_place()}
+    made = CommandFiles(files={}, command=training.command(), about={}, **brought)
+    return made.with_file(CONFIG_FILE, config, text)
 
 
 def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
     """The files, and beside them those that the script itself reads, edited."""
     for path, name in training.names_of_files.items():
         whose = f"your `{os.path.relpath(path, training.script.folder)}`"
-        is_edited = any(at for at in training.changes_of_files().get(path, ()))
+        is_edited = training.files_read[path] != read_text(Path(path))
         about = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
         about += ", but for its comments" * (is_edited and name.endswith(".toml"))
         made = made.with_file(name, training.files_read[path], about)
@@ -253,8 +243,11 @@ def _edited_files(training: CommandTraining) -> dict[str, str]:
     found = {}
     in_files = script.in_files(wanted)
     in_files.pop(str(script.description.get("config_file")), None)  # it is ds_config.json there
-    if (both := training.file_of_both) and (changes := training.arguments_in_file()):
-        in_files.setdefault(both, []).extend(changes)
+    if arguments := training.edited_argument_file:
+        changes = training.arguments_in_file()
+        if not script.sources_of_config:
+            changes.append((["deepspeed"], str(training.folder.resolve() / CONFIG_FILE)))
+        in_files.setdefault(arguments, []).extend(changes)
     for file, changes in in_files.items():
         path = Path(file)
         with contextlib.suppress(AutotuneError):

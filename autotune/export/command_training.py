@@ -16,7 +16,6 @@ from typing import Any
 from autotune.base.errors import AutotuneError
 from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
-from autotune.base.yaml_file import dump_yaml
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.contract import KnobValue
@@ -128,28 +127,20 @@ class CommandTraining:
         return None
 
     @cached_property
-    def edits_argument_file(self) -> bool:
-        """True if an export has that file with the edits in it, for the command to read."""
-        reads_arguments = self.script.is_trainer and not self.takes_arguments
-        is_read = reads_arguments and not self.script.sources_of_config
-        return is_read and self.argument_file is not None
+    def edited_argument_file(self) -> str | None:
+        """Path of that file where an export has it with the edits in it, for the command to read.
 
-    def edited_arguments(self) -> tuple[str, str]:
-        """Name and text of that file with the edits, where `edits_argument_file`."""
-        assert self.argument_file is not None, "it is edited"
-        path, found = self.argument_file
-        changes = {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
-        changes |= {at: value for (at,), value in self.arguments_in_file()}
-        text = edit(read_text(path), changes, found.syntax)
-        return path.name, dump_yaml({**found.data, **changes}) if text is None else text
-
-    @cached_property
-    def file_of_both(self) -> str | None:
-        """The file of arguments, where DeepSpeed's configuration is a section of it."""
+        It names `ds_config.json`, unless the script reads its configuration by itself.
+        """
         if not self.script.is_trainer or self.takes_arguments or self.argument_file is None:
             return None
-        path = os.path.abspath(self.argument_file[0])
-        return path if any(one["file"] == path for one in self.script.sources_of_config) else None
+        return os.path.abspath(self.argument_file[0])
+
+    @property
+    def names_config_in_arguments(self) -> bool:
+        """True if that file brings the configuration."""
+        is_handed_out = self.edited_argument_file in self.files_read
+        return is_handed_out and not self.script.sources_of_config
 
     def arguments_in_file(self) -> list[tuple[list[str], Any]]:
         """Edits of Trainer's arguments in that file: path of keys and value of each."""
@@ -191,22 +182,14 @@ class CommandTraining:
 
     def command(self) -> list[str]:
         """The user's command with the edits in it."""
-        script, edits = self.script, self.edits
         words = self.words
-        if self.edits_argument_file and self.argument_file is not None:
-            file, _ = self.argument_file
-            words = self._with_file(words, os.path.abspath(file), file.name)
-            if self.is_flag("deepspeed"):  # the command line comes before the file
-                words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
-        elif self.names_config:
-            config = script.description["config_file"]
-            words = self._with_file(words, config, CONFIG_FILE)
-        elif script.sources_of_config:
-            for path, name in self.names_of_files.items():
-                words = self._with_file(words, path, name)
-        elif self.takes_file and any(self.in_file()):
+        for path, name in self.names_of_files.items():
+            words = self._with_file(words, path, name)
+        if self.names_config:
+            words = self._with_file(words, self.script.description["config_file"], CONFIG_FILE)
+        elif self.takes_file and any(self.in_file()):  # it comes before a file of arguments
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
-        for name, value in edits.arguments.items():
+        for name, value in self.edits.arguments.items():
             if self.takes(name):
                 words = self.with_argument(words, name, value)
         return words
@@ -223,7 +206,7 @@ class CommandTraining:
         if self.script.description.get("parses_arguments"):
             where = f"the words that {self.words[0]} starts your script with"
         for name, value in self.edits.arguments.items():
-            if not self.takes(name) and self.file_of_both not in self.files_read:
+            if not self.takes(name) and self.edited_argument_file not in self.files_read:
                 yield f"{where}: {name}", value
 
     def left_to_code(self) -> dict[str, Any]:
@@ -232,7 +215,7 @@ class CommandTraining:
 
     def _is_carried(self, key: str) -> bool:
         """True if the command and the files as they are handed out bring a key."""
-        if self.script.description.get("config_file"):
+        if self.script.description.get("config_file") or self.names_config_in_arguments:
             return True
         if key not in self.carried:
             return self.takes_file
@@ -245,7 +228,7 @@ class CommandTraining:
         """`CommandFiles.in_place`: a path that the code has, or what Hydra reads by itself."""
         config = self.script.description.get("config_file")
         names = {config: CONFIG_FILE} if config else self.names_of_files
-        is_told = self.edits_argument_file or (config and self.takes_file)
+        is_told = self.names_config_in_arguments or (config and self.takes_file)
         return {
             names[path]: path
             for path, changes in self.changes_of_files().items()
