@@ -267,7 +267,7 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     elif is_started:
         words = f" --run={out}/mine.yaml" * ("--run" in command)
         assert started(out) == f"torchrun t.py{words}"
-        assert ("cmp -s" in (out / "launch.sh").read_text()) != bool(words)
+        assert ("its place" in (out / "launch.sh").read_text()) != bool(words)
         assert (out / "mine.yaml").read_text() == "ds:\n  zero_optimization: {stage: 1} # mine\n"
         assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
     elif carried or "{zero.stage=2}" in command:
