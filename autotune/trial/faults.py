@@ -34,6 +34,9 @@ _COMM_TEXTS = (
     "gloo/transport",
 )
 
+_NONFINITE_TEXTS = ("found nan in local", "found inf in local")
+"""Megatron's words for a loss, or for gradients before they are reduced."""
+
 _REFUSED_TEXTS = (
     # NCCL's own words since 2.24 where NCCL_ALGO or NCCL_PROTO leaves nothing (src/enqueue.cc:
     # topoGetAlgoInfo); torch passes them on as "Last error".
@@ -77,6 +80,8 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
     chain = _chain(error)
     if any(_says(link, _OOM_TYPES, _OOM_TEXTS, (RuntimeError, OSError)) for link in chain):
         return Outcome.OOM
+    if any(_says(link, set(), _NONFINITE_TEXTS, (RuntimeError,)) for link in chain):
+        return Outcome.NONFINITE
     if any(_says(link, set(), _REFUSED_TEXTS, (RuntimeError,)) for link in chain):
         return Outcome.INVALID
     if any(_says(link, _COMM_TYPES, _COMM_TEXTS, (RuntimeError,)) for link in chain):

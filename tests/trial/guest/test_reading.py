@@ -91,7 +91,8 @@ def test_a_toml_has_its_values_and_no_comments(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(TOML)
     changes = [(["ds", "zero_optimization", "stage"], 2), (["ds", "names"], None), (["b", "c"], 1)]
     text = text_with(str(tmp_path / "run.toml"), changes)
-    assert text is not None and "#" not in text
+    assert text is not None
+    assert "#" not in text
     expected = tomllib.loads(TOML) | {"b": {"c": 1}}
     expected["ds"] = {"zero_optimization": {"stage": 2}, "optimizer": {"params": {"lr": 1e-5}}}
     assert tomllib.loads(text) == expected
