@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from autotune.base.nested import look_up, nested
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml, parse_yaml
+from autotune.check.changes import with_changes
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -27,7 +29,7 @@ from autotune.export.readme import choice_values
 from autotune.space.candidate import format_value
 from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
-from autotune.trial.guest.reading import text_with
+from autotune.trial.guest.edits import toml_of
 
 _LOW_PRECISIONS = ("bf16", "fp16")
 _PRECISION = "mixed_precision"
@@ -98,7 +100,7 @@ def _of_command(training: CommandTraining) -> CommandFiles:
         return _accelerate_files(training)
     config = training.config_text
     if not training.edits.configuration and not training.edits.arguments:
-        made = CommandFiles(files={}, command=training.words, about={})
+        made = CommandFiles(command=training.words)
         return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
     where = training.script.description.get("config_file") or ""
     whose = f"your `{where}`" if where else "your configuration"
@@ -108,7 +110,7 @@ def _of_command(training: CommandTraining) -> CommandFiles:
     if training.files_read and not training.names_config_in_arguments:
         text = "what DeepSpeed gets by them, for you to read"
     brought = {"in_code": dict(training.in_code()), "in_place": training.in_place()}
-    made = CommandFiles(files={}, command=training.command(), about={}, **brought)
+    made = CommandFiles(command=training.command(), **brought)
     return made.with_file(CONFIG_FILE, config, text)
 
 
@@ -130,7 +132,9 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     that say the same: those of its file, and the precision in it.
     """
     gives_file = any(HERE in word for word in made.command)
-    is_by_settings = training.launcher == "accelerate" and training.script.is_set_up_by_accelerate
+    is_by_settings = (
+        training.parts.kind == "accelerate" and training.script.is_set_up_by_accelerate
+    )
     if not gives_file or not is_by_settings or ACCELERATE_FILE in made.files:
         return made
     text = dump_yaml(_accelerate_settings(training, training.config))
@@ -146,7 +150,7 @@ def _accelerate_files(training: CommandTraining) -> CommandFiles:
     if precision in _LOW_PRECISIONS:
         config.setdefault(precision, {"enabled": True})  # accelerate's own file may not say
     words, in_code = _launched(training, training.command()), dict(training.arguments_in_code())
-    made = CommandFiles(files={}, command=words, about={}, in_code=in_code)
+    made = CommandFiles(command=words, in_code=in_code)
     made = made.with_file(CONFIG_FILE, canonical_json(config), "your configuration with the edits")
     settings = dump_yaml(_accelerate_settings(training, config))
     about = "the ranks, and the `ds_config.json` that DeepSpeed gets"
@@ -252,8 +256,9 @@ def _edited_files(training: CommandTraining) -> dict[str, str]:
         path = Path(file)
         with contextlib.suppress(AutotuneError):
             text = read_text(path)
+            after: str | None
             if path.suffix == ".toml":
-                after = text_with(file, changes)
+                after = toml_of(with_changes(tomllib.loads(text), nested(changes)))
             else:
                 after = edit(text, nested(changes), parsed(text, path).syntax)
             if after is not None:

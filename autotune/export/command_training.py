@@ -39,11 +39,11 @@ _DATA = (".yaml", ".yml", ".json")
 class CommandFiles:
     """What a dialect writes for a user's own command."""
 
-    files: Mapping[str, str]
-    """Path below the export folder -> text."""
     command: Sequence[str]
     """Words of the command, `HERE` for the folder of the export."""
-    about: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path below the export folder -> text."""
+    about: Mapping[str, str] = field(default_factory=dict)
     """File -> what it is, as Markdown for the README."""
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
@@ -175,11 +175,6 @@ class CommandTraining:
         """Where the launcher's words are, and where the script's."""
         return parts_of(self.words)
 
-    @property
-    def launcher(self) -> str:
-        """The launcher that the command starts with; empty: none that is known."""
-        return self.parts.kind
-
     def command(self) -> list[str]:
         """The user's command with the edits in it."""
         words = self.words
@@ -299,7 +294,7 @@ class CommandTraining:
     def is_set_up_by_accelerate(self) -> bool:
         """Whether `accelerate launch` sets DeepSpeed up, by settings and not by a file."""
         script = self.script
-        is_accelerates = script.framework == self.launcher == "accelerate"
+        is_accelerates = script.framework == self.parts.kind == "accelerate"
         is_in_code = script.description.get("brings_plugin") or script.sources_of_config
         return is_accelerates and not is_in_code and not self.names_config
 

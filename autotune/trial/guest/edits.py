@@ -124,21 +124,19 @@ def parsed(text: str) -> Any:
 
 def toml_of(data: Mapping[str, Any], header: str = "") -> str:
     """A mapping as TOML: its values, then its sections."""
-    sections = {name: value for name, value in data.items() if isinstance(value, Mapping)}
-    values = {name: value for name, value in data.items() if name not in sections}
-    text = f"\n[{header}]\n" * bool(header and (values or not sections))
-    text += "".join(f"{_toml_key(name)} = {_toml_value(values[name])}\n" for name in values)
-    below = (f"{header}.{_toml_key(name)}".lstrip(".") for name in sections)
-    return text + "".join(map(toml_of, sections.values(), below))
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
+    values, sections = f"\n[{header}]\n" * bool(header), ""
+    for name, value in data.items():
+        key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
+        if isinstance(value, Mapping):
+            sections += toml_of(value, f"{header}.{key}".lstrip("."))
+        else:
+            values += f"{key} = {_toml_value(value)}\n"
+    return values + sections
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_toml_key(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
     return str(value) if hasattr(value, "isoformat") else json.dumps(value, ensure_ascii=False)

@@ -175,34 +175,27 @@ def _changing(
 
 
 def _copy(path: str, changes: Changes) -> str | None:
-    """A copy of a file with changes in it; None where its text is none that is read here."""
-    text = text_with(path, changes)
-    if text is None:
-        return None
-    folder = tempfile.mkdtemp(prefix="autotune-read-")  # goes with the trial's temporary files
-    copied = os.path.join(folder, os.path.basename(path))
-    with open(copied, "w", encoding="utf-8") as file:
-        file.write(text)
-    return copied
+    """A copy of a file with changes in it; None where its text is none that is read here.
 
-
-def text_with(path: str, changes: Changes) -> str | None:
-    """A file's text with changes in it, without its comments; None: it is none that is read here.
-
-    Those at its head stay: Hydra reads in them where a file belongs (`# @package _global_`).
+    Comments at its head stay: Hydra reads in them where a file belongs (`# @package _global_`).
     """
     data = data_of(path)
     if data is None:
         return None
     for at, value in changes:
         put(data, at, value)
-    if not path.endswith(_YAML):
-        return toml_of(data) if path.endswith(".toml") else json.dumps(data, indent=2)
-    import yaml
+    folder = tempfile.mkdtemp(prefix="autotune-read-")  # goes with the trial's temporary files
+    copied = os.path.join(folder, os.path.basename(path))
+    with open(copied, "w", encoding="utf-8") as file:
+        if path.endswith(_YAML):
+            import yaml
 
-    with open(path, encoding="utf-8") as original:
-        head = "".join(itertools.takewhile(lambda line: line.startswith("#"), original))
-    return head + str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+            with open(path, encoding="utf-8") as original:
+                file.writelines(itertools.takewhile(lambda line: line.startswith("#"), original))
+            yaml.safe_dump(data, file, sort_keys=False, allow_unicode=True)
+        else:
+            file.write(toml_of(data) if path.endswith(".toml") else json.dumps(data, indent=2))
+    return copied
 
 
 def data_of(path: str) -> dict[str, Any] | None:
