@@ -67,6 +67,8 @@ def test_what_follows_from_the_global_batch_comes_from_there() -> None:
     asks = {**of_file, "config_written": {"train_batch_size": 64}}
     assert observed(asks).origins["micro_batch"] == "ds.json, from train_batch_size"
     assert observed(asks).origins["grad_accum"] == "DeepSpeed's default"
+    gives = observed({**asks, "asks_micro_batch": False, "gives_data": True})
+    assert gives.origins["micro_batch"] == "ds.json, from train_batch_size"
     own = {**asks, "asks_micro_batch": False}
     assert observed(own).origins["micro_batch"] == "the script's own batches"
     by_word = observed(own, command=["train.py", "--bs", "{micro_batch=4}"])
