@@ -143,17 +143,19 @@ class CommandTraining:
         return is_handed_out and not self.script.sources_of_config
 
     def arguments_in_file(self) -> list[tuple[list[str], Any]]:
-        """Edits of Trainer's arguments in that file: path of keys and value of each."""
-        outside = self.arguments_outside_files()
-        named = (one for one in self.edits.arguments.items() if one[0] not in outside)
-        return [([name], value) for name, value in (self._as_named_in_file(*one) for one in named)]
+        """Edits of Trainer's arguments in that file: path of keys and value of each.
 
-    def _as_named_in_file(self, name: str, value: Any) -> tuple[str, Any]:
-        """An argument as that file has it: recomputation under the name that stands there."""
-        name, value = as_argument_of(self.script.framework, name, value)
-        if name in RECOMPUTE_NAMES and self.argument_file is not None:
-            name = next((n for n in RECOMPUTE_NAMES if n in self.argument_file[1].data), name)
-        return name, value
+        Recomputation is called there as it stands there.
+        """
+        there = {} if self.argument_file is None else self.argument_file[1].data
+        outside, found = self.arguments_outside_files(), list[tuple[list[str], Any]]()
+        for argument, chosen in self.edits.arguments.items():
+            name, value = as_argument_of(self.script.framework, argument, chosen)
+            if name in RECOMPUTE_NAMES:
+                name = next((other for other in RECOMPUTE_NAMES if other in there), name)
+            if argument not in outside:
+                found.append(([name], value))
+        return found
 
     # ------------------------------------------------ the command
 

@@ -35,8 +35,6 @@ from autotune.export.base import Dialect, Handout, Launch, Subject, reading_expo
 from autotune.export.material import readme
 from autotune.trial.engines.megatron import ARGUMENTS_FILE
 
-NEUTRAL = {"recompute": "none", "attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
-"""Settings of the built-in training script that trials of a checkout have not."""
 _READ_BACK = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
 """What the live engine says of itself of a layout, as far as an export's arguments tell."""
 

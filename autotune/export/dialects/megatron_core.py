@@ -8,8 +8,8 @@ from autotune.contract import SETTINGS_FILE, Layout, Workload, parts_of
 from autotune.devices.hardware import Environment
 from autotune.export.base import Handout, Launch
 from autotune.export.material import settings, trial_script
-from autotune.export.megatron import NEUTRAL, MegatronRuns, megatron_readme, run_of
-from autotune.space.built_in import script_digest
+from autotune.export.megatron import MegatronRuns, megatron_readme, run_of
+from autotune.space.built_in import NEUTRAL, script_digest
 
 
 class MegatronCoreScript(MegatronRuns):

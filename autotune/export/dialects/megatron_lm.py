@@ -23,15 +23,9 @@ from autotune.engines.megatron.pretrain_gpt import (
 )
 from autotune.export.base import Handout, Launch
 from autotune.export.material import settings, trial_script
-from autotune.export.megatron import (
-    NEUTRAL,
-    MegatronRuns,
-    lines_of,
-    megatron_readme,
-    release_of,
-    run_of,
-)
+from autotune.export.megatron import MegatronRuns, lines_of, megatron_readme, release_of, run_of
 from autotune.job.job import CHECKOUT_WORKLOAD
+from autotune.space.built_in import NEUTRAL
 
 ARGUMENTS_FILE = "megatron_args.sh"
 _MOCK_TOKENS = 4096

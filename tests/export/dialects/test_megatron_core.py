@@ -9,7 +9,7 @@ import pytest
 from autotune.engines.megatron.engine import MegatronEngine
 from autotune.engines.megatron.knobs import LATTICE_KNOBS
 from autotune.export.door import export_handout, handout_of
-from autotune.export.megatron import NEUTRAL
+from autotune.space.built_in import NEUTRAL
 from autotune.space.candidate import Candidate
 from tests.captured import captured
 from tests.jobs import CPU, tiny_job
