@@ -133,7 +133,6 @@ class Guest(Rank):
             ),
             ("trl.scripts.utils", "TrlParser.parse_args_and_config", self._parse),
             ("lightning.fabric.wrappers", "_FabricOptimizer.step", self._step_by_engine),
-            ("lightning_fabric.wrappers", "_FabricOptimizer.step", self._step_by_engine),
         ]
 
     # ------------------------------------------------ what the script brings
