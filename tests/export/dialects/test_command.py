@@ -212,6 +212,18 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+def test_an_export_leaves_no_file_of_an_earlier_one_in_its_folder(tmp_path: Path) -> None:
+    """A `launch.sh` that stayed would start what the earlier one had."""
+    config = str(tmp_path / "ds.json")
+    named = handed_out(tmp_path, f"torchrun a.py --ds {config}", "deepspeed", config_file=config)
+    out = exported(named, tmp_path, "command")
+    (out / "of_the_user.txt").touch()
+    assert (out / "launch.sh").exists()
+    out = exported(handed_out(tmp_path, "torchrun a.py", "deepspeed"), tmp_path, "command")
+    assert not (out / "launch.sh").exists()
+    assert (out / "of_the_user.txt").exists()
+
+
 @pytest.mark.cases("described", "where")
 def test_words_that_do_not_reach_the_script_are_none_of_a_launch_sh(tmp_path, described, where):
     handout = handed_out(tmp_path, "./run.sh", "trainer", **described)
