@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from autotune.base.nested import look_up, nested
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.user_text import read_text
 from autotune.base.yaml_file import dump_yaml, parse_yaml
+from autotune.check.changes import with_changes
 from autotune.check.edit import edit
 from autotune.engines.base import Engine, bind_engine
 from autotune.engines.deepspeed.script import ScriptEngine
@@ -27,6 +29,7 @@ from autotune.export.readme import choice_values
 from autotune.space.candidate import format_value
 from autotune.space.script import IMPLEMENTATION, reach_of
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.guest.edits import toml_of
 
 _LOW_PRECISIONS = ("bf16", "fp16")
 _PRECISION = "mixed_precision"
@@ -68,6 +71,7 @@ class OwnCommand(Dialect):
                 for name, value in training.in_words.items()
             ],
             "in_code": sorted(made.in_code.items()),
+            "in_place": sorted(made.in_place.items()),
             "brings": list(made.command) != script.filled({}),
             "about": list(made.about.items()),
             **choice_values(handout),
@@ -96,30 +100,27 @@ def _of_command(training: CommandTraining) -> CommandFiles:
         return _accelerate_files(training)
     config = training.config_text
     if not training.edits.configuration and not training.edits.arguments:
-        made = CommandFiles(files={}, command=training.words, about={})
+        made = CommandFiles(command=training.words)
         return made.with_file(CONFIG_FILE, config, "your configuration, for you to read")
     where = training.script.description.get("config_file") or ""
     whose = f"your `{where}`" if where else "your configuration"
     text = f'{whose} with the edits, every "auto" kept'
     if training.is_config_written_anew:
         text += ", written anew: its comments are not in it"
-    if training.files_read:
+    if training.files_read and not training.names_config_in_arguments:
         text = "what DeepSpeed gets by them, for you to read"
-    in_code = {} if training.edits_argument_file else dict(training.in_code())
-    made = CommandFiles(files={}, command=training.command(), about={}, in_code=in_code)
-    made = made.with_file(CONFIG_FILE, config, text)
-    if training.edits_argument_file:
-        name, edited = training.edited_arguments()
-        made = made.with_file(name, edited, "your file of arguments with the edits")
-    return made
+    brought = {"in_code": dict(training.in_code()), "in_place": training.in_place()}
+    made = CommandFiles(command=training.command(), **brought)
+    return made.with_file(CONFIG_FILE, config, text)
 
 
 def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
     """The files, and beside them those that the script itself reads, edited."""
     for path, name in training.names_of_files.items():
         whose = f"your `{os.path.relpath(path, training.script.folder)}`"
-        is_edited = any(at for at in training.changes_of_files().get(path, ()))
+        is_edited = training.files_read[path] != read_text(Path(path))
         about = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
+        about += ", but for its comments" * (is_edited and name.endswith(".toml"))
         made = made.with_file(name, training.files_read[path], about)
     return made
 
@@ -131,7 +132,9 @@ def _with_launch_file(training: CommandTraining, made: CommandFiles) -> CommandF
     that say the same: those of its file, and the precision in it.
     """
     gives_file = any(HERE in word for word in made.command)
-    is_by_settings = training.launcher == "accelerate" and training.script.is_set_up_by_accelerate
+    is_by_settings = (
+        training.parts.kind == "accelerate" and training.script.is_set_up_by_accelerate
+    )
     if not gives_file or not is_by_settings or ACCELERATE_FILE in made.files:
         return made
     text = dump_yaml(_accelerate_settings(training, training.config))
@@ -147,7 +150,7 @@ def _accelerate_files(training: CommandTraining) -> CommandFiles:
     if precision in _LOW_PRECISIONS:
         config.setdefault(precision, {"enabled": True})  # accelerate's own file may not say
     words, in_code = _launched(training, training.command()), dict(training.arguments_in_code())
-    made = CommandFiles(files={}, command=words, about={}, in_code=in_code)
+    made = CommandFiles(command=words, in_code=in_code)
     made = made.with_file(CONFIG_FILE, canonical_json(config), "your configuration with the edits")
     settings = dump_yaml(_accelerate_settings(training, config))
     about = "the ranks, and the `ds_config.json` that DeepSpeed gets"
@@ -233,9 +236,9 @@ def _quoted(words: Sequence[str]) -> str:
 def _edited_files(training: CommandTraining) -> dict[str, str]:
     """Path -> text of the files with the edits in them, and with their comments.
 
-    A file that cannot be read, or edited with every comment kept, is left out. After them come the
-    files that the script read from folders of theirs, as they are: it may look for those beside
-    the others.
+    A file that cannot be read, or edited with every comment kept, is left out; TOML loses them.
+    After them come the files that the script read from folders of theirs, as they are: it may look
+    for those beside the others.
     """
     script = training.script
     wanted = {key: value for key, value in training.in_file() if key in training.carried}
@@ -244,13 +247,20 @@ def _edited_files(training: CommandTraining) -> dict[str, str]:
     found = {}
     in_files = script.in_files(wanted)
     in_files.pop(str(script.description.get("config_file")), None)  # it is ds_config.json there
-    if (both := training.file_of_both) and (changes := training.arguments_in_file()):
-        in_files.setdefault(both, []).extend(changes)
+    if arguments := training.edited_argument_file:
+        changes = training.arguments_in_file()
+        if not script.sources_of_config:
+            changes.append((["deepspeed"], str(training.folder.resolve() / CONFIG_FILE)))
+        in_files.setdefault(arguments, []).extend(changes)
     for file, changes in in_files.items():
         path = Path(file)
         with contextlib.suppress(AutotuneError):
             text = read_text(path)
-            after = edit(text, nested(changes), parsed(text, path).syntax)
+            after: str | None
+            if path.suffix == ".toml":
+                after = toml_of(with_changes(tomllib.loads(text), nested(changes)))
+            else:
+                after = edit(text, nested(changes), parsed(text, path).syntax)
             if after is not None:
                 found[file] = after
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)

@@ -16,7 +16,6 @@ from typing import Any
 from autotune.base.errors import AutotuneError
 from autotune.base.templates import canonical_json
 from autotune.base.user_text import read_text
-from autotune.base.yaml_file import dump_yaml
 from autotune.check.changes import changes_between
 from autotune.check.edit import edit
 from autotune.contract import KnobValue
@@ -40,14 +39,16 @@ _DATA = (".yaml", ".yml", ".json")
 class CommandFiles:
     """What a dialect writes for a user's own command."""
 
-    files: Mapping[str, str]
-    """Path below the export folder -> text."""
     command: Sequence[str]
     """Words of the command, `HERE` for the folder of the export."""
-    about: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path below the export folder -> text."""
+    about: Mapping[str, str] = field(default_factory=dict)
     """File -> what it is, as Markdown for the README."""
     in_code: Mapping[str, Any] = field(default_factory=dict)
     """What neither the files nor the command carry: the script sets it in its own code."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """File of the export -> the user's file in whose place it belongs: no word names that."""
 
     def with_file(self, name: str, text: str, about: str) -> "CommandFiles":
         """The same with one more file."""
@@ -126,41 +127,35 @@ class CommandTraining:
         return None
 
     @cached_property
-    def edits_argument_file(self) -> bool:
-        """True if an export has that file with the edits in it, for the command to read."""
-        reads_arguments = self.script.is_trainer and not self.takes_arguments
-        is_read = reads_arguments and not self.script.sources_of_config
-        return is_read and self.argument_file is not None
+    def edited_argument_file(self) -> str | None:
+        """Path of that file where an export has it with the edits in it, for the command to read.
 
-    def edited_arguments(self) -> tuple[str, str]:
-        """Name and text of that file with the edits, where `edits_argument_file`."""
-        assert self.argument_file is not None, "it is edited"
-        path, found = self.argument_file
-        changes = {"deepspeed": str(self.folder.resolve() / CONFIG_FILE)}
-        changes |= {at: value for (at,), value in self.arguments_in_file()}
-        text = edit(read_text(path), changes, found.syntax)
-        return path.name, dump_yaml({**found.data, **changes}) if text is None else text
-
-    @cached_property
-    def file_of_both(self) -> str | None:
-        """The file of arguments, where DeepSpeed's configuration is a section of it."""
+        It names `ds_config.json`, unless the script reads its configuration by itself.
+        """
         if not self.script.is_trainer or self.takes_arguments or self.argument_file is None:
             return None
-        path = os.path.abspath(self.argument_file[0])
-        return path if any(one["file"] == path for one in self.script.sources_of_config) else None
+        return os.path.abspath(self.argument_file[0])
+
+    @property
+    def names_config_in_arguments(self) -> bool:
+        """True if that file brings the configuration."""
+        is_handed_out = self.edited_argument_file in self.files_read
+        return is_handed_out and not self.script.sources_of_config
 
     def arguments_in_file(self) -> list[tuple[list[str], Any]]:
-        """Edits of Trainer's arguments in that file: path of keys and value of each."""
-        outside = self.arguments_outside_files()
-        named = (one for one in self.edits.arguments.items() if one[0] not in outside)
-        return [([name], value) for name, value in (self._as_named_in_file(*one) for one in named)]
+        """Edits of Trainer's arguments in that file: path of keys and value of each.
 
-    def _as_named_in_file(self, name: str, value: Any) -> tuple[str, Any]:
-        """An argument as that file has it: recomputation under the name that stands there."""
-        name, value = as_argument_of(self.script.framework, name, value)
-        if name in RECOMPUTE_NAMES and self.argument_file is not None:
-            name = next((n for n in RECOMPUTE_NAMES if n in self.argument_file[1].data), name)
-        return name, value
+        Recomputation is called there as it stands there.
+        """
+        there = {} if self.argument_file is None else self.argument_file[1].data
+        outside, found = self.arguments_outside_files(), list[tuple[list[str], Any]]()
+        for argument, chosen in self.edits.arguments.items():
+            name, value = as_argument_of(self.script.framework, argument, chosen)
+            if name in RECOMPUTE_NAMES:
+                name = next((other for other in RECOMPUTE_NAMES if other in there), name)
+            if argument not in outside:
+                found.append(([name], value))
+        return found
 
     # ------------------------------------------------ the command
 
@@ -182,29 +177,16 @@ class CommandTraining:
         """Where the launcher's words are, and where the script's."""
         return parts_of(self.words)
 
-    @property
-    def launcher(self) -> str:
-        """The launcher that the command starts with; empty: none that is known."""
-        return self.parts.kind
-
     def command(self) -> list[str]:
         """The user's command with the edits in it."""
-        script, edits = self.script, self.edits
         words = self.words
-        if self.edits_argument_file and self.argument_file is not None:
-            file, _ = self.argument_file
-            words = self._with_file(words, os.path.abspath(file), file.name)
-            if self.is_flag("deepspeed"):  # the command line comes before the file
-                words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
-        elif self.names_config:
-            config = script.description["config_file"]
-            words = self._with_file(words, config, CONFIG_FILE)
-        elif script.sources_of_config:
-            for path, name in self.names_of_files.items():
-                words = self._with_file(words, path, name)
-        elif self.takes_file and any(self.in_file()):
+        for path, name in self.names_of_files.items():
+            words = self._with_file(words, path, name)
+        if self.names_config:
+            words = self._with_file(words, self.script.description["config_file"], CONFIG_FILE)
+        elif self.takes_file and any(self.in_file()):  # it comes before a file of arguments
             words = self.with_argument(words, "deepspeed", f"{HERE}/{CONFIG_FILE}")
-        for name, value in edits.arguments.items():
+        for name, value in self.edits.arguments.items():
             if self.takes(name):
                 words = self.with_argument(words, name, value)
         return words
@@ -212,9 +194,8 @@ class CommandTraining:
     def in_code(self) -> Iterator[tuple[str, Any]]:
         """Edits that the command line cannot carry: its script sets them in its own code."""
         yield from self.arguments_in_code()
-        for key, value in self.in_file():
-            if not self._is_carried(key):
-                yield self._where(key), value
+        for key, value in self.left_to_code().items():
+            yield self._where(key), value
 
     def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
         """Those of Trainer's arguments, each with its place."""
@@ -222,34 +203,41 @@ class CommandTraining:
         if self.script.description.get("parses_arguments"):
             where = f"the words that {self.words[0]} starts your script with"
         for name, value in self.edits.arguments.items():
-            if not self.takes(name) and self.file_of_both not in self.files_read:
+            if not self.takes(name) and self.edited_argument_file not in self.files_read:
                 yield f"{where}: {name}", value
 
+    def left_to_code(self) -> dict[str, Any]:
+        """Edits of the configuration that neither a file nor a word of the command brings."""
+        return {key: value for key, value in self.in_file() if not self._is_carried(key)}
+
     def _is_carried(self, key: str) -> bool:
-        """True if the command as it is handed out brings a key of the configuration."""
-        if self.names_config:
+        """True if the command and the files as they are handed out bring a key."""
+        if self.script.description.get("config_file") or self.names_config_in_arguments:
             return True
         if key not in self.carried:
             return self.takes_file
         place = self.script.place_of(key)
         if place is None or self.script.is_set_by_word(key):
             return True  # it came by the words of the command
-        return place[0] in self.files_read and self.script.names(place[0])
+        return place[0] in self.files_read
 
-    def _arrives_from(self, key: str) -> tuple[str, tuple[str, ...]] | None:
-        """The user's file that brought a key in the trial, and its place there."""
-        place = self.script.place_of(key)
-        if place is None or key not in self.carried or place[0] not in self.files_read:
-            return None
-        return place
+    def in_place(self) -> dict[str, str]:
+        """`CommandFiles.in_place`: a path that the code has, or what Hydra reads by itself."""
+        config = self.script.description.get("config_file")
+        names = {config: CONFIG_FILE} if config else self.names_of_files
+        is_told = self.names_config_in_arguments or (config and self.takes_file)
+        return {
+            names[path]: path
+            for path, changes in self.changes_of_files().items()
+            if changes and path in names and not is_told and not self.script.names(path)
+        }
 
     def changes_of_files(self) -> dict[str, list[tuple[list[str], Any]]]:
         """Edits that the user's own files bring: path -> keys and value of each."""
         edits, config = dict(self.in_file()), self.script.description.get("config_file")
         if config:
             return {config: [(key.split("."), value) for key, value in edits.items()]}
-        brought = {key: value for key, value in edits.items() if self._arrives_from(key)}
-        found = self.script.in_files(brought)
+        found = self.script.in_files({k: edits[k] for k in edits if k in self.carried})
         return {one["file"]: found.get(one["file"], []) for one in self.script.sources_of_config}
 
     def changed_files(self) -> dict[Path, list[tuple[list[str], Any]]]:
@@ -268,23 +256,10 @@ class CommandTraining:
             if not is_in_file or self.is_flag(name)
         }
 
-    def left_to_code(self) -> dict[str, Any]:
-        """Edits of the configuration that neither a file nor a word of the command brings."""
-        if self.script.description.get("config_file"):
-            return {}
-        return {
-            key: value
-            for key, value in self.in_file()
-            if not self._arrives_from(key) and not self._is_carried(key)
-        }
-
     def _where(self, key: str) -> str:
         """The place of a key that the command does not carry, for the README."""
-        place, config = self._arrives_from(key), self.script.description.get("config_file")
-        if self.script.is_set_by_word(key):  # and the word did not bring it
-            place = self.script.place_of(key)
-        if place is None and config:
-            place = str(config), tuple(key.split("."))
+        is_of_file = key in self.carried or self.script.is_set_by_word(key)
+        place = self.script.place_of(key) if is_of_file else None
         if place is None:
             return ": ".join(self.script.place_outside_files(key))
         return f"{os.path.relpath(place[0], self.script.folder)}: {'.'.join(place[1])}"
@@ -321,7 +296,7 @@ class CommandTraining:
     def is_set_up_by_accelerate(self) -> bool:
         """Whether `accelerate launch` sets DeepSpeed up, by settings and not by a file."""
         script = self.script
-        is_accelerates = script.framework == self.launcher == "accelerate"
+        is_accelerates = script.framework == self.parts.kind == "accelerate"
         is_in_code = script.description.get("brings_plugin") or script.sources_of_config
         return is_accelerates and not is_in_code and not self.names_config
 

@@ -14,7 +14,7 @@ from autotune.base.plugins import load_plugin, plugin_names, suiting_names
 from autotune.base.private import refuse_prepared
 from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import PRIVATE_MODE, Measure, read_json
+from autotune.contract import PRIVATE_MODE, ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.engines.launches.line import parts_of
@@ -177,6 +177,7 @@ def _rendered(
         "engine": handout.engine,
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
+        "files": sorted(files),
     }
     return files, marker
 
@@ -298,6 +299,11 @@ def write_export(
         refuse_prepared(folder)
     except OSError as error:
         raise RenderError(f"{folder}: cannot be written: {error.strerror}", hint) from error
+    with contextlib.suppress(ContractError, OSError):
+        earlier = read_json(folder / MARKER_FILE).get("files")
+        for name in map(str, earlier if isinstance(earlier, list) else ()):
+            if name not in marked and ".." not in Path(name).parts:
+                Path(f"{folder}/{name}").unlink(missing_ok=True)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     for name, text in marked.items():
         path = folder / name

@@ -389,7 +389,7 @@ class Observed(Stored):
             derived = f"{by_file('train_batch_size')}, from train_batch_size"
             if written.get(_MICRO) not in (None, "auto"):
                 accumulates = derived
-            elif self.description.get("asks_micro_batch"):
+            elif self.description.get("gives_data") or self.description.get("asks_micro_batch"):
                 loader = derived
 
         def by_argument(name: str, otherwise: str) -> str:

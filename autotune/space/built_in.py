@@ -12,7 +12,7 @@ from autotune.space.workload import WorkloadPlugin
 SCRIPT_FILES = ("train.py", "lengths.py", "transformer.py")
 """Its training script and what that imports, in `autotune.trial.scripts`."""
 
-_NEUTRAL: dict[str, KnobValue] = {
+NEUTRAL: dict[str, KnobValue] = {
     "recompute": "none",
     "attention": "default",
     "loss_chunk_tokens": 0,
@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, KnobValue] = {
 class BuiltIn(WorkloadPlugin):
     """A trial runs the script, and an export carries it as it is."""
 
-    applies = dict.fromkeys((*_NEUTRAL, "pp", "sp"), "code")
+    applies = dict.fromkeys((*NEUTRAL, "pp", "sp"), "code")
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
         """See `WorkloadPlugin.workload`."""
@@ -36,7 +36,7 @@ class BuiltIn(WorkloadPlugin):
             precision=candidate.precision(job.precision),
             lengths=job.lengths.as_spec(),
             seed=job.seed,
-            settings={name: candidate.values.get(name, value) for name, value in _NEUTRAL.items()},
+            settings={name: candidate.values.get(name, value) for name, value in NEUTRAL.items()},
             digest=script_digest(),
         )
 

@@ -34,11 +34,16 @@ _COMM_TEXTS = (
     "gloo/transport",
 )
 
-_REFUSED_TEXTS = (
+_SAID: tuple[tuple[Outcome, set[str], tuple[str, ...], tuple[type, ...]], ...] = (
+    (Outcome.OOM, _OOM_TYPES, _OOM_TEXTS, (RuntimeError, OSError)),
+    # Megatron's words for a loss, or for gradients before they are reduced.
+    (Outcome.NONFINITE, set(), ("found nan in local", "found inf in local"), (RuntimeError,)),
     # NCCL's own words since 2.24 where NCCL_ALGO or NCCL_PROTO leaves nothing (src/enqueue.cc:
     # topoGetAlgoInfo); torch passes them on as "Last error".
-    "no algorithm/protocol available",
+    (Outcome.INVALID, set(), ("no algorithm/protocol available",), (RuntimeError,)),
+    (Outcome.COMM, _COMM_TYPES, _COMM_TEXTS, (RuntimeError,)),
 )
+"""Outcomes by the names of types and by texts of an error, the first that fits."""
 
 _WORKER_TEXTS = (
     # torch's words where a data loader's process was killed or ended without a Python error
@@ -75,12 +80,9 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
     if isinstance(error, ReadBackError):
         return Outcome.INVALID
     chain = _chain(error)
-    if any(_says(link, _OOM_TYPES, _OOM_TEXTS, (RuntimeError, OSError)) for link in chain):
-        return Outcome.OOM
-    if any(_says(link, set(), _REFUSED_TEXTS, (RuntimeError,)) for link in chain):
-        return Outcome.INVALID
-    if any(_says(link, _COMM_TYPES, _COMM_TEXTS, (RuntimeError,)) for link in chain):
-        return Outcome.COMM
+    for outcome, types, texts, read in _SAID:
+        if any(_says(link, types, texts, read) for link in chain):
+            return outcome
     if phase in (Phase.SPAWN, Phase.IMPORT):
         return Outcome.LAUNCH
     if any(isinstance(link, OSError) and link.errno in _HOST_ERRNOS for link in chain):

@@ -318,8 +318,11 @@ def test_no_dialect_writes_over_files_of_somebody_else(tmp_path):
 
 
 def test_every_export_says_what_wrote_it(tmp_path):
-    marker = json.loads((export(tmp_path) / MARKER_FILE).read_text())
+    out = export(tmp_path)
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    marker = json.loads((out / MARKER_FILE).read_text())
     assert marker == {
+        "files": sorted(written - {MARKER_FILE}),
         **{"schema_version": 1, "dialect": "deepspeed", "launcher": "torchrun"},
         **{"engine": "deepspeed", "study": None, "trial": 7},
     }

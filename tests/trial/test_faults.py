@@ -62,6 +62,11 @@ def caused_by(error, cause):
             Outcome.CRASH,
         ),
         (NonFiniteLossError("nan"), Phase.MEASURED, Outcome.NONFINITE),
+        (
+            RuntimeError("found NaN in local grad norm for bucket #0 in"),
+            Phase.WARM_UP,
+            Outcome.NONFINITE,
+        ),
         (ReadBackError("stage"), Phase.WARM_UP, Outcome.INVALID),
         # The word alone is no evidence: a value error may speak of memory as well.
         (ValueError("the memory of past errors"), Phase.MEASURED, Outcome.CRASH),

@@ -9,7 +9,7 @@ from autotune.devices.hardware import Environment
 from autotune.export.base import Handout, Launch
 from autotune.export.material import settings, trial_script
 from autotune.export.megatron import MegatronRuns, megatron_readme, run_of
-from autotune.space.built_in import script_digest
+from autotune.space.built_in import NEUTRAL, script_digest
 
 
 class MegatronCoreScript(MegatronRuns):
@@ -25,7 +25,7 @@ class MegatronCoreScript(MegatronRuns):
         return {
             **handout.exported,
             **{name: trial_script(name) for name in scripts},
-            SETTINGS_FILE: canonical_json(settings(handout)),
+            SETTINGS_FILE: canonical_json({**NEUTRAL, **settings(handout)}),
             **megatron_readme(
                 handout, run_of(handout), launch, templates, "megatron/core.md.j2", {}
             ),

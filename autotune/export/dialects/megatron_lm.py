@@ -25,6 +25,7 @@ from autotune.export.base import Handout, Launch
 from autotune.export.material import settings, trial_script
 from autotune.export.megatron import MegatronRuns, lines_of, megatron_readme, release_of, run_of
 from autotune.job.job import CHECKOUT_WORKLOAD
+from autotune.space.built_in import NEUTRAL
 
 ARGUMENTS_FILE = "megatron_args.sh"
 _MOCK_TOKENS = 4096
@@ -34,8 +35,6 @@ Source: NVIDIA/Megatron-LM, megatron/core/datasets/gpt_dataset.py, MockGPTLowLev
 _WITH_ALL_OF_THEM = ("0.14", "0.15")
 _CHECKOUT = "MEGATRON_PATH"
 """Variable that names the checkout, in the export's scripts as well."""
-_NEUTRAL = {"recompute": "none", "attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
-"""Settings of the built-in training script that a checkout has not."""
 ON_CPU_FILE = "megatron_cpu.py"
 """Script that starts another one with the host in CUDA's place."""
 
@@ -74,7 +73,7 @@ class MegatronArguments(MegatronRuns):
         of_script = {"megatron_path": values["checkout"], "megatron_arguments": words}
         return {
             **handout.exported,
-            SETTINGS_FILE: canonical_json({**_NEUTRAL, **settings(handout), **of_script}),
+            SETTINGS_FILE: canonical_json({**NEUTRAL, **settings(handout), **of_script}),
             ARGUMENTS_FILE: templates.text("megatron/megatron_args.sh.j2", values),
             **megatron_readme(handout, run, launch, templates, "megatron/README.md.j2", names),
             **({ON_CPU_FILE: trial_script(ON_CPU_FILE)} if is_on_cpu else {}),

@@ -7,6 +7,7 @@ import base64
 import copy
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,3 +120,23 @@ def parsed(text: str) -> Any:
         import hjson  # what DeepSpeed reads its file with; installed with it
 
         return json.loads(json.dumps(hjson.loads(text)))
+
+
+def toml_of(data: Mapping[str, Any], header: str = "") -> str:
+    """A mapping as TOML: its values, then its sections."""
+    values, sections = f"\n[{header}]\n" * bool(header), ""
+    for name, value in data.items():
+        key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
+        if isinstance(value, Mapping):
+            sections += toml_of(value, f"{header}.{key}".lstrip("."))
+        else:
+            values += f"{key} = {_toml_value(value)}\n"
+    return values + sections
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
+    return str(value) if hasattr(value, "isoformat") else json.dumps(value, ensure_ascii=False)

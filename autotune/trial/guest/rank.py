@@ -132,6 +132,7 @@ class Guest(Rank):
                 self._parse,
             ),
             ("trl.scripts.utils", "TrlParser.parse_args_and_config", self._parse),
+            ("lightning.fabric.wrappers", "_FabricOptimizer.step", self._step_by_engine),
         ]
 
     # ------------------------------------------------ what the script brings
@@ -371,6 +372,17 @@ class Guest(Rank):
         self._began_elsewhere.clear()
         self._n_errors = 0
         self._last_error = self._exit_code = self._handled_at_exit = None
+
+    def _step_by_engine(self, step: Function, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's Fabric calls the step of ZeRO's optimizer, past its engine's."""
+        engine = getattr(optimizer._strategy, "model", None)
+        if (
+            engine is None
+            or engine is not self.watched
+            or engine.gradient_accumulation_steps() > 1
+        ):
+            return step(optimizer, *args, **kwargs)
+        return engine.step()
 
     def _note_question(self, answer: Callable[[], int]) -> int:
         """`engine.train_micro_batch_size_per_gpu`, which a script may build its batches by."""

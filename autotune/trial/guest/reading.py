@@ -8,6 +8,7 @@ arrives that way, before anything else is edited, is what the files carry.
 import builtins
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -20,10 +21,10 @@ from typing import Any
 
 from autotune.base.nested import leaves, value_at
 from autotune.contract import SPEC_FILE
-from autotune.trial.guest.edits import Changes, parsed, put
+from autotune.trial.guest.edits import Changes, parsed, put, toml_of
 from autotune.trial.prebuilt import built_variables
 
-_SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml")
+_SUFFIXES = (".json", ".jsonc", ".hjson", ".yaml", ".yml", ".toml")
 _YAML = (".yaml", ".yml")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OUR_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -193,7 +194,7 @@ def _copy(path: str, changes: Changes) -> str | None:
                 file.writelines(itertools.takewhile(lambda line: line.startswith("#"), original))
             yaml.safe_dump(data, file, sort_keys=False, allow_unicode=True)
         else:
-            json.dump(data, file, indent=2)
+            file.write(toml_of(data) if path.endswith(".toml") else json.dumps(data, indent=2))
     return copied
 
 
@@ -206,6 +207,8 @@ def data_of(path: str) -> dict[str, Any] | None:
             import yaml  # of the script, which reads it
 
             found = yaml.safe_load(text)
+        elif path.endswith(".toml"):
+            found = importlib.import_module("tomllib").loads(text)  # Python 3.10 has none
         else:
             found = parsed(text)
     except Exception:  # of any parser, or a package that is not there: no training ends by this

@@ -333,6 +333,7 @@ def transformer_config(arguments: Arguments, settings: Any) -> Any:
     if arguments.get("position_embedding_type") != "rope":  # fused for plain rotary ones alone
         given["apply_rope_fusion"] = False
     given["bias_dropout_fusion"] = settings.accelerator != "cpu"
+    given.setdefault("attention_softmax_in_fp32", False)  # the flag's default, not the field's
     if arguments.get("swiglu"):
         given |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
     elif arguments.get("quick_geglu"):
@@ -455,7 +456,9 @@ def data_parallel_config(arguments: Arguments, settings: Any) -> Any:
         and not arguments.get("grad_reduce_in_bf16", False),
         **_fields(DistributedDataParallelConfig, arguments),
         nccl_ub=arguments.get("use_nccl_ub", False),
-        check_for_nan_in_grad=False,  # the losses are looked at
+        # As its scripts' arguments have it: none with fp16's scaled losses, alike with chunks.
+        check_for_nan_in_grad=settings.precision != "fp16",
+        align_param_gather=bool(chunks_per_rank(arguments)),
         bucket_size=bucket if arguments.get("overlap_grad_reduce") else None,
     )
 

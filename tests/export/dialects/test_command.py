@@ -1,7 +1,10 @@
 """A user's own command with the edits in it: in the words that its program takes."""
 
 import dataclasses
+import functools
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +212,18 @@ def test_what_the_command_does_not_carry_is_not_started(tmp_path: Path, names_fi
     assert ("There is no `launch.sh`" in (out / "README.md").read_text()) != names_file
 
 
+def test_an_export_leaves_no_file_of_an_earlier_one_in_its_folder(tmp_path: Path) -> None:
+    """A `launch.sh` that stayed would start what the earlier one had."""
+    config = str(tmp_path / "ds.json")
+    named = handed_out(tmp_path, f"torchrun a.py --ds {config}", "deepspeed", config_file=config)
+    out = exported(named, tmp_path, "command")
+    (out / "of_the_user.txt").touch()
+    assert (out / "launch.sh").exists()
+    out = exported(handed_out(tmp_path, "torchrun a.py", "deepspeed"), tmp_path, "command")
+    assert not (out / "launch.sh").exists()
+    assert (out / "of_the_user.txt").exists()
+
+
 @pytest.mark.cases("described", "where")
 def test_words_that_do_not_reach_the_script_are_none_of_a_launch_sh(tmp_path, described, where):
     handout = handed_out(tmp_path, "./run.sh", "trainer", **described)
@@ -262,28 +277,33 @@ def test_a_file_that_a_script_reads_itself_is_handed_out_if_its_values_arrive(
     if "{zero.stage=2}" in command and is_started:  # the word brought it, and no file
         assert started(out) == "torchrun t.py ds.zero_optimization.stage=1"
     elif is_started:
-        assert started(out) == f"torchrun t.py --run={out}/mine.yaml"
+        words = f" --run={out}/mine.yaml" * ("--run" in command)
+        assert started(out) == f"torchrun t.py{words}"
+        assert ("its place" in (out / "launch.sh").read_text()) != bool(words)
         assert (out / "mine.yaml").read_text() == "ds:\n  zero_optimization: {stage: 1} # mine\n"
         assert (out / "model" / "small.yaml").read_text() == "layers: 2\n"
     elif carried or "{zero.stage=2}" in command:
         assert "conf/mine.yaml: ds.zero_optimization.stage" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("framework", ["deepspeed", "accelerate", "trainer", "lightning"])
+@pytest.mark.parametrize("framework", ["deepspeed", "accelerate", "trainer", "lightning", "toml"])
 def test_a_file_that_a_script_reads_itself_goes_with_every_framework(tmp_path, framework):
-    mine = tmp_path / "mine.json"
-    mine.write_text('{"zero_optimization": {"stage": 2}}')
+    name, text = "mine.json", '{"zero_optimization": {"stage": 2}}'
+    if framework == "toml":
+        framework, name, text = "deepspeed", "mine.toml", "\n[zero_optimization]\nstage = 2\n"
+    mine = tmp_path / name
+    mine.write_text(text)
     source = {"file": str(mine), "at": [], "same": ["zero_optimization.stage"], "other": []}
     handout = dataclasses.replace(
         handed_out(
-            *(tmp_path, "torchrun train.py --my mine.json", framework),
+            *(tmp_path, f"torchrun train.py --my {name}", framework),
             sources=[{**source, "sections": ["zero_optimization"], "is_whole": True}],
         ),
         carried=["zero_optimization.stage"],
     )
     out = exported(handout, tmp_path, "command")
-    assert (out / "mine.json").read_text() == '{"zero_optimization": {"stage": 1}}'
-    assert '"$here"/mine.json' in (out / "README.md").read_text() + (
+    assert (out / name).read_text() == text.replace("2", "1")
+    assert f'"$here"/{name}' in (out / "README.md").read_text() + (
         (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
     )
 
@@ -355,9 +375,8 @@ def test_recomputation_keeps_the_name_that_the_file_has_for_it(tmp_path: Path) -
     edits = Edits(arguments={"activation_checkpointing": False})
     training = training_of("torchrun run.py args.yaml", edits)
     here = dataclasses.replace(training.script, folder=str(tmp_path))
-    _, text = dataclasses.replace(training, script=here).edited_arguments()
-    assert text.startswith(given.replace("true", "false"))
-    assert "activation_checkpointing" not in text
+    changes = dataclasses.replace(training, script=here).arguments_in_file()
+    assert changes == [(["gradient_checkpointing"], False)]
 
 
 @pytest.mark.parametrize("brings_plugin", [False, True])
@@ -450,13 +469,21 @@ def test_a_ds_config_stays_as_it_is_written_but_for_what_changes(tmp_path, names
         **{"sections": ["zero_optimization"], "is_whole": True},
     }
     described |= {"settings_read": [str(path)], "sources": [source]}
-    command = "torchrun t.py --deepspeed_config ds.json" if names_file else "torchrun t.py"
+    command = "torchrun t.py --deepspeed_config ds.json" if names_file else "echo trains"
     handout = handed_out(tmp_path, command, "deepspeed", {"ds.json": text}, **described)
     handout = dataclasses.replace(handout, carried=("zero_optimization.stage",))
     out = exported(handout, tmp_path, "command")
     assert (out / "ds_config.json").read_text() == text.replace('"stage": 2', '"stage": 1')
     assert not (out / "ds.json").exists(), "it is there once"
-    assert (out / "launch.sh").exists() == names_file, "nothing brings the file to the script"
+    copies = f"cp ds_config.json {path}\n" in (out / "README.md").read_text()
+    assert copies != names_file
+    if not names_file:  # a path in the script's code
+        start = functools.partial(subprocess.run, ["bash", str(out / "launch.sh")], text=True)
+        refused = start(capture_output=True)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert f"cp {out}/ds_config.json {path}" in refused.stderr
+        shutil.copy(out / "ds_config.json", path)
+        assert start(capture_output=True).stdout == "trains\n"
 
 
 def test_the_readme_has_no_optimizer_of_deepspeed_s_beside_the_script_s_own(tmp_path):

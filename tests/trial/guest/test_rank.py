@@ -98,6 +98,18 @@ def test_a_setting_that_is_read_back_is_no_question_of_the_script(
     assert guest.seen["asks_micro_batch"] == is_by_script
 
 
+@pytest.mark.parametrize(("n_passes", "stepped"), [(1, ["engine"]), (4, ["optimizer"])])
+def test_a_step_of_fabric_past_its_engine_is_the_engine_s(n_passes, stepped):
+    """Where the engine accumulates, its step would be another one."""
+    guest, done = Guest.__new__(Guest), list[str]()
+    guest.watched = SimpleNamespace(
+        step=lambda: done.append("engine"), gradient_accumulation_steps=lambda: n_passes
+    )
+    optimizer = SimpleNamespace(_strategy=SimpleNamespace(model=guest.watched))
+    around(lambda _: done.append("optimizer"), guest._step_by_engine)(optimizer)
+    assert done == stepped
+
+
 @pytest.mark.parametrize(
     ("n_steps", "group", "ends"),
     [

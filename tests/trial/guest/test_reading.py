@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,30 @@ def test_a_project_may_lie_below_python_s_own_folder(
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).touch()
     assert reading._is_settings(str(tmp_path / path)) == is_read
+
+
+TOML = """# ours
+day = 1979-05-27
+[ds]
+zero_optimization.stage = 1  # sharded
+names = ["a\\"b", {q = "é"}]
+[ds.optimizer.params]
+lr = 1e-5
+[empty]
+[x."y z"]
+[[data]]
+w = 0.5
+"""
+
+
+def test_a_toml_is_copied_with_its_values(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    changes = [(["ds", "zero_optimization", "stage"], 2), (["b", "c"], 1)]
+    copied = reading._copy(str(path), changes)
+    assert copied is not None
+    expected = tomllib.loads(TOML.replace("stage = 1", "stage = 2")) | {"b": {"c": 1}}
+    assert tomllib.loads(Path(copied).read_text()) == expected
 
 
 READS = """
