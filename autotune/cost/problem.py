@@ -13,6 +13,7 @@ from autotune.job.adapters import Lora
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
+from autotune.job.published import AS_IF
 from autotune.trial.transformer_shape import HEADS
 
 _SIZES = {
@@ -137,7 +138,7 @@ def _unseen(model: Model) -> JobError:
     unseen = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
     hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
     config: Mapping[str, object] = model.source.get("config", {})
-    family = config.get("model_type")
+    family = str(config.get("model_type", ""))
     whose = f"a config of the family {family}" if family else "it"
     why = f"{whose} does not say {' and '.join(unseen)}"
     if model.shape.unsaid:
@@ -148,6 +149,9 @@ def _unseen(model: Model) -> JobError:
             "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
         )
         hint += "deepspeed` trains it"
+        if family in AS_IF:
+            hint += "; about what it takes, as if its attention were plain: `autotune plan` with "
+            hint += f"a copy of its config.json whose `model_type` is {AS_IF[family]}"
     elif unseen == [_SIZES["n_heads"]]:
         names = ", ".join(HEADS)
         hint = f"keep their number in the model, its `config` or its attention as one of: {names}"

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autotune.base.errors import JobError
 from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
+from autotune.job.model_families import Family
 from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
@@ -27,7 +29,8 @@ from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _EXPERTS = re.compile(r"(\w+_)?experts")
-_GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
+_GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3|v1)(\.weight)?$")
+_MLP = re.compile(r"(^|\.)(mlp|ffn)\.")
 _SHARED_EXPERT = re.compile(r"(^|\.)shared_(experts?|mlp)\.")
 _LAYER = re.compile(r"(^|\.)(\d+)\.")
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -73,6 +76,7 @@ def _found(source: dict[str, Any]) -> dict[str, Any]:
         "shape": shape_of(module),
         "supports_tp": _supports_tp(module),
         "supports_recompute": _supports_recompute(module),
+        "attention": attention_of(type(module)),
         "expert_blocks": _expert_blocks(module),
     }
 
@@ -105,7 +109,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     vocab = known("vocab_size") or (words.num_embeddings if words else 0)
     if not vocab:
         raise NotUsableError.of("job.no_vocabulary")
-    n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
+    n_experts = known("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
     if per_token > n_experts > 0:
         where, n = "the config of the model", per_token
@@ -119,7 +123,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     shape = {
         "n_layers": known("num_hidden_layers") or _longest_list(module),
         "hidden": known("hidden_size") or (words.embedding_dim if words else 0),
-        "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
+        "ffn_hidden": expert_ffn
+        or known("intermediate_size", "ffn_dim", "ffn_hidden_size")
+        or _mlp_width(module, known("hidden_size")),
         "n_heads": heads,
         "n_kv_heads": _kv_heads(config, known)
         or (0 if is_of_family else size_named(module, KV_HEADS))
@@ -148,13 +154,19 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     return {**shape, "unsaid": _unsaid(module, config, ModelShape(**shape))}
 
 
+def _mlp_width(module: nn.Module, hidden: int) -> int:
+    """Width of an MLP whose config does not say it (Bloom, GPT-J); 0: none is seen."""
+    shapes = (p.shape for name, p in module.named_parameters() if _MLP.search(name))
+    return max((max(it) for it in shapes if len(it) == 2 and hidden in it), default=0)
+
+
 def _kv_heads(config: Any, known: Callable[..., int]) -> int:
     """Heads of keys; 0 where the config says none. Falcon's first releases share one."""
     text = _text_config(config)
     is_shared = getattr(text, "multi_query", False) is True
     if is_shared and not getattr(text, "new_decoder_architecture", False):
         return 1
-    return known("num_key_value_heads", "num_kv_heads")
+    return known("num_key_value_heads", "num_kv_heads", "kv_n_heads")
 
 
 def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
@@ -276,12 +288,15 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         alike = " (the model_type of a family with the same layers will do: qwen3_moe)"
         mend = "mend the config" if kind in known else f"{did_you_mean(kind, known)}mend it{alike}"
         mend += ", or write a factory"
+        if kind in known and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            mend = "plans forecast decoders alone; to trace and to train it, write a factory"
         if "auto_map" in config:
             mend = "its code lies beside its weights: write a factory that loads it with "
             mend += "trust_remote_code=True"
         unsaid = unsaid_layers(kind)
         only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
-        reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
+        # Without all of its types.
+        reason = re.split(r"\. Should contain one of |\. Model type should ", one_line(error))[0]
         raise NotUsableError(
             f"transformers cannot build {kind!r} for causal language modelling: {reason}",
             f"{mend}, and name that: {flag('model')} package.module:factory{only}",
@@ -337,9 +352,11 @@ def _check_forward(module: nn.Module) -> None:
 def _supports_tp(module: nn.Module) -> bool:
     """Whether AutoTP would take it: every style of the model's plan is one that it converts.
 
-    It splits linear layers; experts that are packed into tensors of three dimensions are none.
+    It splits linear layers; experts that are packed into tensors of their own are none.
     """
-    if not isinstance(module, PreTrainedModel) or any(p.dim() > 2 for p in module.parameters()):
+    whole = (m for m in module.modules() if not isinstance(m, nn.Linear | nn.Embedding))
+    packed = any(p.dim() > 1 for m in whole for p in m.parameters(recurse=False))
+    if not isinstance(module, PreTrainedModel) or packed:
         return False
     plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
     styles = {style for plan in plans if plan for style in plan.values()}
@@ -352,6 +369,19 @@ def _supports_recompute(module: nn.Module) -> bool:
     if isinstance(module, PreTrainedModel):
         return bool(module.supports_gradient_checkpointing)
     return callable(getattr(module, "gradient_checkpointing_enable", None))
+
+
+def attention_of(kind: type[nn.Module]) -> list[str]:
+    """Values of `attn_implementation` that train a class, flex_attention where no other is fused.
+
+    Flash attention has no gradients of GPT-OSS's sinks (kernels-community/vllm-flash-attn3).
+    """
+    if not issubclass(kind, PreTrainedModel):
+        return [*Family().attention]
+    has_flash = kind._supports_flash_attn and not kind._compatible_flash_implementations
+    fused = {"sdpa": kind._supports_sdpa, "flash_attention_2": has_flash}
+    fused["flex_attention"] = kind._supports_flex_attn and not any(fused.values())
+    return ["eager", *(name for name, is_there in fused.items() if is_there)]
 
 
 def _text_config(config: Any) -> Any:
@@ -372,9 +402,10 @@ def _expert_blocks(module: nn.Module) -> list[str]:
 
 def _reader(config: Any) -> Callable[..., int]:
     text = _text_config(config)
+    parts = [text, *(getattr(text, name, None) for name in ("ffn_config", "attn_config"))]  # DBRX
 
     def known(*names: str) -> int:
-        values = (getattr(text, name, None) for name in names)
+        values = (getattr(part, name, None) for part in parts for name in names)
         # A list has a value for each layer (Hunyuan).
         values = (v[0] if isinstance(v, list) and len({*map(str, v)}) == 1 else v for v in values)
         return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 0)

@@ -105,6 +105,8 @@ class Ranking(LegalRows):
     is_min_fit_lowered: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
     variants: tuple[Variant, ...]
+    no_plans: Mapping[str, str] = field(default_factory=dict)
+    """What-if -> why nothing can be planned there."""
     probable: Mapping[int, float] = field(default_factory=dict)
     """Candidates that only probably fit and are faster than all that do more surely -> the
     probability of which each is the fastest."""
@@ -189,6 +191,7 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
+    what_if = [wish.replace(" ", "") for wish in what_if]
     for wish in what_if:  # a wrong one is said before anything is ranked
         _elsewhere(outlook, wish)
     rows = legal_rows(outlook, min_fit=min_fit, top=top)
@@ -196,6 +199,12 @@ def rank_lattice(
     candidates, asked, min_fit = outlook.lattice.candidates, min_fit, choices.min_fit
     best = int(choices.order[0])
     best_s, fits = float(found.step_time_s[best]), (found.fit_probability >= min_fit).any()
+    variants, no_plans = [], {}
+    for wish in what_if:
+        try:
+            variants.append(_variant(outlook, wish, best=best, min_fit=asked))
+        except AutotuneError as error:
+            no_plans[wish] = error.message
     return Ranking(
         **vars(rows),
         on_front=_front(found, choices, min_fit),
@@ -206,7 +215,8 @@ def rank_lattice(
         ways_to_fit=() if fits else ways_to_fit(outlook, found, min_fit=min_fit),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
-        variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
+        variants=tuple(variants),
+        no_plans=no_plans,
     )
 
 
@@ -395,19 +405,20 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -> Variant:
-    """The job on another fleet; other devices and nodes have candidates and rules of theirs."""
+    """The job on another fleet; other devices and nodes have candidates and rules of theirs.
+
+    Raises:
+        AutotuneError: Nothing is legal there, or nothing can be predicted.
+    """
     other = _elsewhere(outlook, wish)
-    try:
-        same = other.predict([outlook.lattice.candidates[best]])  # before many are judged there
-        if other.environment != outlook.environment:
-            other = dataclasses.replace(other, lattice=lattice_of(other.engine))
-        rows = legal_rows(other, min_fit=min_fit, top=1)
-    except AutotuneError as error:
-        raise type(error)(f"{flag('what_if')} {wish}: {error.message}", error.hint) from error
+    same = other.predict([outlook.lattice.candidates[best]])  # before many are judged there
+    if other.environment != outlook.environment:
+        other = dataclasses.replace(other, lattice=lattice_of(other.engine))
+    rows = legal_rows(other, min_fit=min_fit, top=1)
     found, first = rows.prediction, int(rows.choices.firsts[0])
     candidate = rows.outlook.lattice.candidates[first]
     return Variant(
-        change=wish.replace(" ", ""),
+        change=wish,
         best=candidate,
         described=other.engine.describe(candidate),
         step_time_s=float(found.step_time_s[first]),

@@ -498,11 +498,7 @@ def test_flops_follow_korthikanti_for_gpt() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_the_attention_that_its_class_has(family) -> None:
     built = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
-    has_flash = built._supports_flash_attn and not built._compatible_flash_implementations
-    has = {"eager": True, "sdpa": built._supports_sdpa, "flash_attention_2": has_flash}
-    # Where nothing else is fused.
-    has["flex_attention"] = built._supports_flex_attn and not (has["sdpa"] or has_flash)
-    assert list(FAMILIES[family].attention) == [name for name, is_there in has.items() if is_there]
+    assert list(FAMILIES[family].attention) == model_probe.attention_of(built)
 
 
 @pytest.mark.cases("config", "seq_len", "expected")

@@ -75,6 +75,7 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "what_if": [
             {**vars(variant), "best": dict(variant.best.values)} for variant in ranking.variants
         ],
+        "what_if_without_plan": dict(ranking.no_plans),
     }
 
 
