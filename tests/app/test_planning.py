@@ -160,10 +160,14 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
-def test_a_what_if_without_figures_is_named_before_any_is_judged_there(outlook, monkeypatch):
-    monkeypatch.setattr("autotune.planning.ranking.lattice_of", None)
-    with pytest.raises(JobError, match="--what-if gpu=V100: no figures for bf16 on V100"):
-        rank_lattice(outlook, what_if=["gpu=V100"])
+def test_a_what_if_without_a_plan_is_a_row_that_says_why(outlook, monkeypatch):
+    monkeypatch.setattr("autotune.planning.ranking.lattice_of", None)  # none is judged there
+    found = rank_lattice(outlook, what_if=["gpu = V100", "bandwidth=10Gbps"])
+    assert [variant.change for variant in found.variants] == ["bandwidth=10Gbps"]
+    assert found.no_plans["gpu=V100"].startswith("no figures for bf16 on V100")
+    text = " ".join(printed(print_ranking, found, top=1).split())
+    assert "gpu=V100 - - - no figures for bf16 on V100" in text
+    assert ranking_as_dict(found, [1])["what_if_without_plan"] == dict(found.no_plans)
 
 
 @pytest.mark.cases("wish", "said")

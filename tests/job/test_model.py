@@ -501,6 +501,19 @@ def test_a_family_has_the_attention_that_its_class_has(family) -> None:
     assert list(FAMILIES[family].attention) == model_probe.attention_of(built)
 
 
+def test_what_was_counted_of_a_config_is_not_built_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4}
+    first = model_from_config("mine", config, where="here")
+    assert first.attention == ["eager"]
+    monkeypatch.setattr("autotune.job.model.ask", lambda **_: {}["asked"])
+    assert model_from_config("mine", config, where="here") == first
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text("cut off {")
+    with pytest.raises(KeyError, match="asked"):
+        model_from_config("mine", config, where="here")
+
+
 @pytest.mark.cases("config", "seq_len", "expected")
 def test_a_window_that_samples_do_not_fit_in_is_not_split(config, seq_len, expected):
     assert is_split_by_ulysses(config, seq_len) is expected
