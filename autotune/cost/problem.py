@@ -151,7 +151,8 @@ def _unseen(model: Model) -> JobError:
         hint += "deepspeed` trains it"
         if family in AS_IF:
             hint += "; about what it takes, as if its attention were plain: `autotune plan` with "
-            hint += f"a copy of its config.json whose `model_type` is {AS_IF[family]}"
+            inside = " of text_config" if "text_config" in config else ""
+            hint += f"a copy of its config.json whose `model_type`{inside} is {AS_IF[family]}"
     elif unseen == [_SIZES["n_heads"]]:
         names = ", ".join(HEADS)
         hint = f"keep their number in the model, its `config` or its attention as one of: {names}"
