@@ -264,20 +264,17 @@ def _row_buffers(p: Plans, s: Sizes) -> Column:
 
 
 def _experts_at_once(p: Plans, s: Sizes) -> Column:
-    """What a layer's experts take at stage 3 beside the buffers of `_buffers`, while they compute.
+    """What a layer's experts take at stage 3 beside `_buffers`, while they compute.
 
-    A module's parameters are gathered together, whatever `live_elements` says, and a gradient that
-    the reduce bucket cannot hold is there whole. Source: DeepSpeed, runtime/zero/
-    partitioned_param_coordinator.py (fetch_sub_module) and stage3.py
-    (__add_grad_to_ipg_bucket); transformers 5 has a layer's experts in one module.
+    They are one module, whose parameters are gathered together, and a gradient larger than the
+    reduce bucket is there whole. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py
+    (fetch_sub_module) and stage3.py (__add_grad_to_ipg_bucket).
     """
-    is_split = np.greater_equal(p.zero_stage, 3) * np.greater(s.expert_shard_ranks, 1)
-    is_split = is_split * (1.0 - p.layer_wise_gather)
-    experts = s.layer_expert_params
-    gathered = np.maximum(0.0, experts - p.live_elements - p.prefetch_elements)
-    grads = np.maximum(0.0, experts - p.reduce_bucket_elements) * p.trained_share
-    weight_bytes = np.minimum(p.activation_bytes, p.weight_bytes)
-    return is_split * (gathered * weight_bytes + grads * p.reduce_bytes)
+    is_split = np.greater_equal(p.zero_stage, 3) & np.greater(s.expert_shard_ranks, 1)
+    gathered = np.maximum(0.0, s.layer_expert_params - p.live_elements - p.prefetch_elements)
+    grads = np.maximum(0.0, s.layer_expert_params - p.reduce_bucket_elements) * p.trained_share
+    found = gathered * np.minimum(p.activation_bytes, p.weight_bytes) + grads * p.reduce_bytes
+    return is_split * (1.0 - p.layer_wise_gather) * found
 
 
 def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:

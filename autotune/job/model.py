@@ -46,8 +46,6 @@ from autotune.job.published import PUBLISHED, preset_of_repository, unsaid_layer
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """How a callable that builds a model is named: `package.module:factory`."""
 _PROBE_TIMEOUT_S = 300.0
-_COUNTED_BY = ("model_probe.py", "model_shape.py", "names.json")
-"""Files beside this one that decide what is counted of a model that is built."""
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names that configs have for the number of layers; transformers maps the others to the first."""
 
@@ -172,17 +170,14 @@ def with_layers(model: Model, n_layers: int) -> Model:
         raise JobError.of("job.layers_of_factory", name=model.name)
     if n_layers >= model.shape.n_layers:
         raise JobError.of("job.model_layers_not_fewer", model=model, n=n_layers)
-    found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+    found = _reduced(model, n_layers)
     if model.shape.n_expert_layers and not found.shape.n_expert_layers:
         raise JobError.of("job.experts_lost", model=model, few=format_count(n_layers, "layer"))
     return found
 
 
-@functools.cache
-def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model:
-    """Cached: a trial asks for it several times, and what has to be built to count takes long."""
-    source: dict[str, Any] = json.loads(source_json)
-    config: dict[str, Any] = source["config"]
+def _reduced(model: Model, n_layers: int) -> Model:
+    name, config, n_before = model.name, model.source["config"], model.shape.n_layers
     layer_keys = {key for key in _LAYERS_KEYS if key in config}
     cut = {**config, **dict.fromkeys(layer_keys or _LAYERS_KEYS[:1], n_layers)}
     for key, value in config.items():
@@ -195,11 +190,11 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
     if family_of(config).dense == "mlp_layer_types":
         kinds = cut.get("mlp_layer_types") or ["dense", *["sparse"] * (n_layers - 1)]
         cut["mlp_layer_types"] = kinds if "sparse" in kinds else [*kinds[:-1], "sparse"]
-    model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
-    if model.shape.n_layers != n_layers:
-        has = model.shape.n_layers
+    found = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
+    if found.shape.n_layers != n_layers:
+        has = found.shape.n_layers
         raise JobError.of("job.layers_not_obeyed", name=name, n_layers=n_layers, has=has)
-    return with_adapters(model, source["lora"]) if "lora" in source else model
+    return with_adapters(found, model.source["lora"]) if "lora" in model.source else found
 
 
 def with_adapters(model: Model, lora: dict[str, Any]) -> Model:
@@ -330,11 +325,10 @@ def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
 
 def _fingerprint(source: dict[str, Any]) -> str:
     """Digest of a source and of what decides on its shape: our code, what is installed."""
-    facts = [
-        json.dumps(source, sort_keys=True),
-        *map(str, map(version_of, ("torch", "transformers", "peft"))),
-    ]
-    facts += [Path(__file__).with_name(name).read_text() for name in _COUNTED_BY]
+    installed = map(str, map(version_of, ("torch", "transformers", "peft")))
+    beside = ("model_probe.py", "model_shape.py", "names.json")
+    code = (Path(__file__).with_name(name).read_text() for name in beside)
+    facts = (json.dumps(source, sort_keys=True), *installed, *code)
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
 

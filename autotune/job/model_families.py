@@ -253,11 +253,9 @@ class _Keys:
     def divides(self, part: str, n: int, whole: str, total: int) -> None:
         """Refuse a total that does not divide evenly."""
         if total % n:
-            raise JobError(
-                f"{self._where}: {whole} {total} is not divisible by {part} {n}: "
-                f"{total} = {total // n} * {n} + {total % n}",
-                f"choose a {part} that divides {total}",
-            )
+            known = {"where": self._where, "quotient": total // n, "rest": total % n}
+            known |= {"part": part, "n": n, "whole": whole, "total": total}
+            raise JobError.of("job.not_divisible", **known)
 
 
 def _gpt2(keys: _Keys) -> ModelShape:

@@ -19,7 +19,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.job.model_families import Family
 from autotune.job.model_shape import LATENT_KEYS, ModelShape
@@ -30,7 +29,6 @@ from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _EXPERTS = re.compile(r"(\w+_)?experts")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3|v1)(\.weight)?$")
-_MLP = re.compile(r"(^|\.)(mlp|ffn)\.")
 _SHARED_EXPERT = re.compile(r"(^|\.)shared_(experts?|mlp)\.")
 _LAYER = re.compile(r"(^|\.)(\d+)\.")
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -40,12 +38,11 @@ _UNSAID_SHARE = 0.05
 biases, norms, routers' scales and small projections of their own explain less."""
 _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
 
-# DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
+# DeepSpeed 0.19.8, module_inject/tp_plan_converter.py.
 _TP_STYLES = {
     *("colwise", "colwise_rep", "colwise_gather_output", "rowwise"),
     *("replicated_with_grad_allreduce", "embedding_rowwise"),
 }
-_TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
 
 
 class NotUsableError(JobError):
@@ -156,7 +153,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
 
 def _mlp_width(module: nn.Module, hidden: int) -> int:
     """Width of an MLP whose config does not say it (Bloom, GPT-J); 0: none is seen."""
-    shapes = (p.shape for name, p in module.named_parameters() if _MLP.search(name))
+    shapes = (
+        p.shape for name, p in module.named_parameters() if {"mlp", "ffn"} & {*name.split(".")}
+    )
     return max((max(it) for it in shapes if len(it) == 2 and hidden in it), default=0)
 
 
@@ -297,10 +296,8 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
         # Without all of its types.
         reason = re.split(r"\. Should contain one of |\. Model type should ", one_line(error))[0]
-        raise NotUsableError(
-            f"transformers cannot build {kind!r} for causal language modelling: {reason}",
-            f"{mend}, and name that: {flag('model')} package.module:factory{only}",
-        ) from error
+        facts = {"kind": kind, "reason": reason, "mend": mend, "only": only}
+        raise NotUsableError.of("job.not_built", **facts) from error
     return module
 
 
@@ -310,16 +307,13 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     try:
         found = importlib.import_module(name)
     except Exception as error:
-        reason, searched = one_line(error), ", ".join(source["path"])
-        raise NotUsableError.of(
-            "job.not_imported", name=name, reason=reason, searched=searched
-        ) from error
+        facts = {"reason": one_line(error), "searched": ", ".join(source["path"])}
+        raise NotUsableError.of("job.not_imported", name=name, **facts) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         names = sorted(key for key, value in vars(found).items() if callable(value))
-        raise NotUsableError(
-            f"{name} has no callable {attribute!r}", f"it has: {', '.join(names) or 'none'}"
-        )
+        facts = {"attribute": attribute, "names": ", ".join(names) or "none"}
+        raise NotUsableError.of("job.no_callable", name=name, **facts)
     module = _call(factory)
     if not isinstance(module, nn.Module):
         raise NotUsableError.of("job.no_module", kind=type(module).__name__)
@@ -352,32 +346,26 @@ def _check_forward(module: nn.Module) -> None:
 def _supports_tp(module: nn.Module) -> bool:
     """Whether AutoTP would take it: every style of the model's plan is one that it converts.
 
-    It splits linear layers; experts that are packed into tensors of their own are none.
+    It splits linear layers; experts that are packed into tensors of their own are none. Where it
+    goes by names for want of a plan, Falcon's heads and Bloom's ALiBi raise.
     """
-    whole = (m for m in module.modules() if not isinstance(m, nn.Linear | nn.Embedding))
-    packed = any(p.dim() > 1 for m in whole for p in m.parameters(recurse=False))
-    if not isinstance(module, PreTrainedModel) or packed:
+    if not isinstance(module, PreTrainedModel) or any(p.dim() > 2 for p in module.parameters()):
         return False
-    plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
-    styles = {style for plan in plans if plan for style in plan.values()}
-    if styles:
-        return styles <= _TP_STYLES
-    return module.config.model_type not in _TP_REFUSED
+    of_layers = getattr(module.config, "base_model_tp_plan", None)
+    plan = {**(of_layers or {}), **(getattr(module, "_tp_plan", None) or {})}
+    return bool(of_layers) and {*plan.values()} <= _TP_STYLES
 
 
 def _supports_recompute(module: nn.Module) -> bool:
-    if isinstance(module, PreTrainedModel):
-        return bool(module.supports_gradient_checkpointing)
-    return callable(getattr(module, "gradient_checkpointing_enable", None))
+    has_switch = callable(getattr(module, "gradient_checkpointing_enable", None))
+    return bool(getattr(module, "supports_gradient_checkpointing", has_switch))
 
 
 def attention_of(kind: type[nn.Module]) -> list[str]:
-    """Values of `attn_implementation` that train a class, flex_attention where no other is fused.
-
-    Flash attention has no gradients of GPT-OSS's sinks (kernels-community/vllm-flash-attn3).
-    """
+    """Values of `attn_implementation` that train it: flex_attention if no other is fused."""
     if not issubclass(kind, PreTrainedModel):
         return [*Family().attention]
+    # The flash attention that GPT-OSS names, vllm-flash-attn3, has no gradients of its sinks.
     has_flash = kind._supports_flash_attn and not kind._compatible_flash_implementations
     fused = {"sdpa": kind._supports_sdpa, "flash_attention_2": has_flash}
     fused["flex_attention"] = kind._supports_flex_attn and not any(fused.values())

@@ -46,23 +46,18 @@ LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """The same lattice on another fleet."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant(OtherJob):
+    """The job on another fleet; `flags` is the change, such as `bandwidth=20Gbps`."""
 
-    change: str
-    """`bandwidth=20Gbps`."""
-    best: Candidate
-    """The best there."""
-    described: str
-    """The best in words."""
-    step_time_s: float
-    fit_probability: float
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
-    price_per_billion_tokens: float | None
-    """Price of the best there; None: that of such an accelerator is not given."""
+
+    @property
+    def price_per_billion_tokens(self) -> float | None:
+        """Price of the best there; None: that of such an accelerator is not given."""
+        return self.outlook.token_price(self.step_time_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +186,6 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
-    what_if = [wish.replace(" ", "") for wish in what_if]
     for wish in what_if:  # a wrong one is said before anything is ranked
         _elsewhere(outlook, wish)
     rows = legal_rows(outlook, min_fit=min_fit, top=top)
@@ -416,16 +410,11 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -
         other = dataclasses.replace(other, lattice=lattice_of(other.engine))
     rows = legal_rows(other, min_fit=min_fit, top=1)
     found, first = rows.prediction, int(rows.choices.firsts[0])
-    candidate = rows.outlook.lattice.candidates[first]
+    best_there = rows.outlook.lattice.candidates[first]
     return Variant(
-        change=wish,
-        best=candidate,
-        described=other.engine.describe(candidate),
-        step_time_s=float(found.step_time_s[first]),
-        fit_probability=float(found.fit_probability[first]),
+        **vars(OtherJob.of_row(wish, rows.outlook, best_there, found, first)),
         same_step_time_s=float(same.step_time_s[0]),
         same_fit_probability=float(same.fit_probability[0]),
-        price_per_billion_tokens=other.token_price(float(found.step_time_s[first])),
     )
 
 
@@ -458,10 +447,8 @@ def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
 
 def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
     if not is_count(value) or not 1 <= int(value) <= outlook.job.world:
-        raise JobError(
-            f"{where}: {value!r} is not a number of devices of a node",
-            f"a whole number from 1 to {outlook.job.world}",
-        )
+        known = {"where": where, "value": value, "world": outlook.job.world}
+        raise JobError.of("planning.no_devices_of_node", **known)
     environment = dataclasses.replace(outlook.environment, n_devices=int(value))
     return dataclasses.replace(outlook, environment=environment)
 

@@ -58,7 +58,7 @@ def test_a_refused_candidate_has_each_fix_below_what_it_mends(tmp_path):
 def test_a_what_if_of_another_device_has_its_layouts():
     outlook = opened(model="qwen3-30b-a3b", global_batch=64, world=8)
     (rack,) = rank_lattice(outlook, what_if=["gpu=GB200"]).variants
-    assert rack.best["dispatcher"] == "hybridep"
+    assert rack.candidate["dispatcher"] == "hybridep"
     assert "dispatcher=hybridep" in rack.described
 
 
