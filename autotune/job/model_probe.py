@@ -153,10 +153,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
 
 def _mlp_width(module: nn.Module, hidden: int) -> int:
     """Width of an MLP whose config does not say it (Bloom, GPT-J); 0: none is seen."""
-    shapes = (
-        p.shape for name, p in module.named_parameters() if {"mlp", "ffn"} & {*name.split(".")}
-    )
-    return max((max(it) for it in shapes if len(it) == 2 and hidden in it), default=0)
+    named = ((name.split("."), p) for name, p in module.named_parameters() if p.dim() == 2)
+    matrices = (p for names, p in named if {"mlp", "ffn"} & {*names} and hidden in p.shape)
+    return max((p.numel() // hidden for p in matrices), default=0)
 
 
 def _kv_heads(config: Any, known: Callable[..., int]) -> int:

@@ -90,7 +90,7 @@ def test_rows_are_told_as_layouts(outlook):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "a gemma2")]
+    ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "norms behind")]
 )
 def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, why):
     there = opened(FleetWishes(gpu="B200"), model=model, world=32, global_batch=32)
@@ -99,7 +99,7 @@ def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, wh
     assert why in no_files
     assert ranking_as_dict(found, [1])["no_files"] == no_files
     told = " ".join(printed(print_ranking, found, top=1).split())
-    assert "no files are made for this, it is a forecast alone" in told
+    assert "No files are made for this, it is a forecast alone" in told
     estimated = estimate_candidate(there, ["tp=2", "micro_batch=1"])
     assert why in estimate_as_dict(estimated)["no_files"]
     with pytest.raises(JobError, match=why):
