@@ -253,9 +253,10 @@ class _Keys:
     def divides(self, part: str, n: int, whole: str, total: int) -> None:
         """Refuse a total that does not divide evenly."""
         if total % n:
-            known = {"where": self._where, "quotient": total // n, "rest": total % n}
-            known |= {"part": part, "n": n, "whole": whole, "total": total}
-            raise JobError.of("job.not_divisible", **known)
+            what = f"{whole} {total} is not divisible by {part} {n}"
+            parts = f"{total} = {total // n} * {n} + {total % n}"
+            facts = {"where": self._where, "what": what, "parts": parts}
+            raise JobError.of("job.not_divisible", **facts, part=part, total=total)
 
 
 def _gpt2(keys: _Keys) -> ModelShape:

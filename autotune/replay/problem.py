@@ -162,8 +162,8 @@ def _check_peaks(problem: ReplayProblem) -> None:
         peak_bytes = row.peak_memory_bytes
         if peak_bytes is not None and peak_bytes > most_bytes and row.outcome is Outcome.OK:
             known = {"peak": format_bytes(peak_bytes), "device": problem.device_name}
-            known |= {"most": format_bytes(problem.device_memory_bytes)}
-            raise JobError.of("replay.above_device", row=row, **known)
+            most = format_bytes(problem.device_memory_bytes)
+            raise JobError.of("replay.above_device", row=row, most=most, **known)
 
 
 def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:
