@@ -144,10 +144,8 @@ def load_constants(path: Path = SHIPPED) -> Constants:
         most = next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)
         # True would count as 1, and text as the number that it spells.
         if isinstance(data[name], bool | str) or not _LEAST <= value <= most:
-            raise JobError(
-                f"{path}: {name}: {data[name]!r} is not allowed",
-                f"a number above 0 ({_LEAST:g} at least) and at most {most:g}",
-            )
+            facts = {"path": path, "name": name, "value": data[name]}
+            raise JobError.of("cost.no_constant", **facts, least=_LEAST, most=most)
     return constants
 
 

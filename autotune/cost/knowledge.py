@@ -256,7 +256,4 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _cannot_write(path: Path, error: OSError) -> StudyError:
-    return StudyError(
-        f"{path}: cannot be written: {error.strerror or error}",
-        f"name a file that you may write with {flag('knowledge')}",
-    )
+    return StudyError.of("cost.not_written", path=path, problem=error.strerror or error)

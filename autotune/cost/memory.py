@@ -188,11 +188,13 @@ def _stage(
     optimizer = updated * p.optimizer_bytes * kept_share
     buckets, gathered = _buffers(p, s, whole)
     kept_bytes = kept_bytes * (1.0 + _PINNED_SHARE * p.graph_share)
-    is_loss = np.greater_equal(logits, working)
+    experts_bytes = _experts_at_once(p, s)
+    is_loss = np.greater_equal(logits, working + experts_bytes)
     activations = np.where(is_loss, kept_bytes, kept_bytes + working)
     loss_bytes = logits
     logits = np.where(is_loss, logits, 0.0)
-    varying = kept_bytes + np.maximum(loss_bytes, working) + gathered
+    gathered = gathered + np.where(is_loss, 0.0, experts_bytes)
+    varying = kept_bytes + np.where(is_loss, loss_bytes, working) + gathered
     moves = varying - p.fixed_gather * gathered
     spilled = c.fragmentation * (moves + buckets)
     temporary = p.optimizer_temporary_bytes * updated * kept_share
@@ -259,6 +261,20 @@ def _row_buffers(p: Plans, s: Sizes) -> Column:
     kinds = [np.equal(p.rank_buffers, kind) for kind in (RowBuffers.DEEPEP, RowBuffers.HYBRIDEP)]
     found: Column = np.select(kinds, [rings, whole], 0.0)
     return found
+
+
+def _experts_at_once(p: Plans, s: Sizes) -> Column:
+    """What a layer's experts take at stage 3 beside `_buffers`, while they compute.
+
+    They are one module, whose parameters are gathered together, and a gradient larger than the
+    reduce bucket is there whole. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py
+    (fetch_sub_module) and stage3.py (__add_grad_to_ipg_bucket).
+    """
+    is_split = np.greater_equal(p.zero_stage, 3) & np.greater(s.expert_shard_ranks, 1)
+    gathered = np.maximum(0.0, s.layer_expert_params - p.live_elements - p.prefetch_elements)
+    grads = np.maximum(0.0, s.layer_expert_params - p.reduce_bucket_elements) * p.trained_share
+    found = gathered * np.minimum(p.activation_bytes, p.weight_bytes) + grads * p.reduce_bytes
+    return is_split * (1.0 - p.layer_wise_gather) * found
 
 
 def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:

@@ -467,10 +467,7 @@ class Plans(PlanColumns):
         columns = self.columns()
         shapes = {n: c.shape for n, c in columns.items() if isinstance(c, np.ndarray)}
         if len(set(shapes.values())) > 1:
-            raise JobError(
-                f"Plans: columns of several lengths: {shapes}",
-                "give every candidate a value in each column, or one plain number for all",
-            )
+            raise JobError.of("cost.lengths_of_columns", shapes=shapes)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, float]]) -> Self:

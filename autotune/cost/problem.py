@@ -13,6 +13,7 @@ from autotune.job.adapters import Lora
 from autotune.job.job import Job
 from autotune.job.model import Model
 from autotune.job.model_shape import ModelShape
+from autotune.job.published import AS_IF
 from autotune.trial.transformer_shape import HEADS
 
 _SIZES = {
@@ -134,24 +135,24 @@ def group_columns(model: Model) -> dict[str, float]:
 
 def _unseen(model: Model) -> JobError:
     """The error that says which sizes of a model cannot be seen, and what is left."""
-    unseen = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
-    hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
+    names = [words for name, words in _SIZES.items() if not getattr(model.shape, name)]
     config: Mapping[str, object] = model.source.get("config", {})
-    family = config.get("model_type")
-    whose = f"a config of the family {family}" if family else "it"
-    why = f"{whose} does not say {' and '.join(unseen)}"
-    if model.shape.unsaid:
-        whose = f"the family {family}" if family else "it"
-        why = f"{whose} has {model.shape.unsaid}, which the cost model does not know"
-    if family or model.shape.unsaid:
-        hint = (
-            "its memory alone: `autotune estimate --trace`; its speed: `autotune search --engine "
-        )
-        hint += "deepspeed` trains it"
-    elif unseen == [_SIZES["n_heads"]]:
-        names = ", ".join(HEADS)
-        hint = f"keep their number in the model, its `config` or its attention as one of: {names}"
-    return JobError(f"model {model.name!r}: {why}, so nothing can be predicted", hint)
+    family, unseen = str(config.get("model_type", "")), " and ".join(names)
+    if unsaid := model.shape.unsaid:
+        facts = {"whose": f"the family {family}" if family else "it", "unsaid": unsaid}
+        facts |= {
+            "like": AS_IF.get(family, ""),
+            "key": "text_config: " * ("text_config" in config),
+        }
+        row = "cost.layers_like" if family in AS_IF else "cost.layers_unsaid"
+        return JobError.of(row, name=model.name, **facts)
+    if family:
+        return JobError.of("cost.family_unseen", name=model.name, family=family, unseen=unseen)
+    hint = "predictions need a Hugging Face config: name a preset, a folder or a config.json"
+    if names == [_SIZES["n_heads"]]:
+        hint = "keep their number in the model, its `config` or its attention as one of: "
+        hint += ", ".join(HEADS)
+    return JobError.of("cost.model_unseen", name=model.name, unseen=unseen, hint=hint)
 
 
 def unseen_model_columns(job: Job) -> dict[str, float]:

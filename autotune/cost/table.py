@@ -76,10 +76,8 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     rows = []
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) > len(header):
-            raise JobError(
-                f"{path}: row {number} has {len(cells)} cells, the header {len(header)}",
-                "quote cells that hold a comma",
-            )
+            known = {"path": path, "number": number, "cells": len(cells), "header": len(header)}
+            raise JobError.of("cost.too_many_cells", **known)
         padded = [*cells, *[""] * (len(header) - len(cells))]
         rows.append(dict(zip(header, padded, strict=True)))
     return header, rows

@@ -112,14 +112,15 @@ def owners_s(p: Plans, s: Sizes, c: Constants) -> Column:
 
 
 def has_room_to_prefetch(p: Plans, s: Sizes) -> Column:
-    """Whether stage 3 may gather a tensor while the largest one is in use.
+    """Whether stage 3 may gather a tensor while the largest one is in use, or a layer's experts.
 
     DeepSpeed prefetches while less than `live_elements` are gathered, whatever the size of the
     next tensor. Source: DeepSpeed, runtime/zero/partitioned_param_coordinator.py,
     fetch_sub_module. A loop over experts waits for each one's rows, so the host is never ahead.
     """
     attention = p.hidden * (s.attention_width + 2.0 * s.kv_width)
-    largest = np.maximum(attention, p.hidden * p.ffn_hidden) / p.tp
+    experts = s.layer_expert_params * np.greater(s.expert_shard_ranks, 1)
+    largest = np.maximum(np.maximum(attention, p.hidden * p.ffn_hidden) / p.tp, experts)
     fits = np.where(p.layer_wise_gather, 1.0, np.less(largest, p.live_elements))
     return fits * np.where(np.greater(p.n_experts, 1), p.grouped_experts, 1.0)
 

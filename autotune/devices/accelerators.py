@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from autotune.base.errors import FleetError, JobError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
 from autotune.base.yaml_file import read_yaml
 from autotune.devices.probed import MeasuredRates, in_unit
@@ -184,11 +183,8 @@ class Accelerator:
             JobError: There are no figures for that precision.
         """
         if precision not in self.achieved_flops:
-            raise JobError(
-                f"no figures for {precision} on {self.name}; there are some for "
-                + ", ".join(self.achieved_flops),
-                "choose one of these, or add it to a table of your own",
-            )
+            known = {"name": self.name, "known": ", ".join(self.achieved_flops)}
+            raise JobError.of("devices.no_precision", precision=precision, **known)
         return self.achieved_flops[precision]
 
     def deepep_ranks(self, per_node: int) -> int:
@@ -260,20 +256,14 @@ def find_accelerator(
     if len({entry.name for entry in named}) == 1:  # a user's own stands before the shipped one
         return named[0]
     if "MIG" in device:
-        raise FleetError(
-            f"no figures for {device!r}, a slice of a device",
-            "add an entry for it to a table of your own",
-        )
+        raise FleetError.of("devices.is_slice", device=device)
     spelled = device.replace("_", " ")  # an underscore is a letter to regular expressions
     found = [entry for entry in entries if any(p.search(spelled) for p in entry.names)]
     if not found:
-        raise FleetError(
-            f"no figures for the accelerator {device!r}",
-            did_you_mean(device, [entry.name for entry in entries], most=2, alike=_ALIKE)
-            + f"add an entry like those in {SHIPPED} to a file of your own "
-            f"({flag('accelerators')} of search, plan, explain and estimate); known are "
-            + ", ".join(entry.name for entry in entries),
-        )
+        names = [entry.name for entry in entries]
+        near = did_you_mean(device, names, most=2, alike=_ALIKE)
+        known = {"near": near, "shipped": SHIPPED, "known": ", ".join(names)}
+        raise FleetError.of("devices.no_accelerator", device=device, **known)
     if memory_gib is None:
         return found[0]
     return min(found, key=lambda entry: abs(entry.memory_bytes - memory_gib * 2**30))
@@ -351,10 +341,7 @@ def _whole(name: str, entry: Accelerator, path: Path) -> Accelerator:
     """With its name; what was not measured is as far below its peak as half precision is."""
     peaks, known = entry.peak_flops, entry.achieved_flops
     if missing := set(known) - set(peaks):
-        raise JobError(
-            f"{path}: accelerators.{name}.achieved_tflops: {sorted(missing)} not in tflops",
-            "give the peak of the same precision",
-        )
+        raise JobError.of("devices.no_peak", path=path, name=name, missing=sorted(missing))
     share = known[_half_of(known)] / peaks[_half_of(known)]
     achieved = {key: known.get(key, share * peak) for key, peak in peaks.items()}
     return replace(entry, name=name, achieved_flops=achieved)

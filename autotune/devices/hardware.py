@@ -165,9 +165,7 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
     """
     asked = os.environ.get("DS_ACCELERATOR", "")
     if asked not in ("", "cpu", "cuda"):
-        raise FleetError(
-            f"DS_ACCELERATOR={asked} is not supported", "set it to cpu or cuda, or unset it"
-        )
+        raise FleetError.of("devices.no_such_choice", asked=asked)
     if asked == "cpu":
         return "cpu", []
     devices = visible_gpus()
@@ -178,9 +176,7 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
         if not devices:
             what = "NVML shows no visible GPU"
             fix = "see that nvidia-smi lists one here and CUDA_VISIBLE_DEVICES does not hide it"
-        raise FleetError(
-            f"DS_ACCELERATOR=cuda, but {what}", f"{fix}; DS_ACCELERATOR=cpu trains on the cores"
-        )
+        raise FleetError.of("devices.no_gpu", what=what, fix=fix)
     return "cpu", []
 
 
@@ -230,10 +226,7 @@ def visible_gpus() -> list[Gpu]:
             handles = _visible_handles(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
             return [_gpu(nvml, index, handle) for index, handle in enumerate(handles)]
         except nvml.NVMLError as error:
-            raise FleetError(
-                f"the NVIDIA driver does not answer for a GPU: {error}",
-                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
-            ) from error
+            raise FleetError.of("devices.no_answer", error=error) from error
 
 
 def cuda_names(uuids: Sequence[str]) -> list[str]:

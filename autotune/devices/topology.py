@@ -126,11 +126,8 @@ def parse_oversubscription(value: Any, where: str) -> float:
     except (TypeError, ValueError):
         ratio = float("nan")
     if not 1.0 <= ratio <= _MOST_RATIO:
-        raise JobError(
-            f"{where}: {_shown(value)} is not allowed",
-            "a number from 1 (as much bandwidth leaves a group as its nodes have) to "
-            f"{_MOST_RATIO:g}: 4 where its nodes have four times that",
-        )
+        shown = _shown(value)
+        raise JobError.of("devices.no_ratio", where=where, shown=shown, most=_MOST_RATIO)
     return ratio
 
 
@@ -160,18 +157,16 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
 
 def _kind(value: Any, where: str) -> FabricKind:
     if value not in list(FabricKind):
-        raise JobError(
-            f"{where}: {_shown(value)} is no kind of network", _meant(value, list(FabricKind))
-        )
+        meant = _meant(value, list(FabricKind))
+        raise JobError.of("devices.no_kind", where=where, shown=_shown(value), meant=meant)
     return FabricKind(value)
 
 
 def _counted(value: Any, where: str, of: str, most: int) -> int:
     text = "" if isinstance(value, bool) else str(value)
     if not is_count(text) or not 1 <= int(text) <= most:
-        raise JobError(
-            f"{where}: {_shown(value)} is not allowed", f"a whole number from 1 to {most}: {of}"
-        )
+        known = {"shown": _shown(value), "most": most, "of": of}
+        raise JobError.of("devices.no_count", where=where, **known)
     return int(text)
 
 

@@ -149,10 +149,7 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
     what = f"the longest sample has {longest} tokens"
     if padded != longest:
         what += f", padded to a multiple of {lengths.pad_to_multiple}: {padded}"
-    raise JobError(
-        f"lengths: {what}; seq_len is {seq_len}",
-        f"set seq_len to {padded}, or count longer samples as {seq_len} tokens (truncation)",
-    )
+    raise JobError.of("job.longer_samples", what=what, seq_len=seq_len, padded=padded)
 
 
 def resolve(value: Any, folder: Path) -> Any:

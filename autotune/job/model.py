@@ -4,7 +4,9 @@ Weights are never read: speed and memory follow from the shape. Nothing here imp
 only the built model can tell is asked of a process of its own (`autotune.job.model_probe`).
 """
 
+import contextlib
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -17,15 +19,19 @@ from typing import Any
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.files import write_whole
 from autotune.base.names import did_you_mean
 from autotune.base.nested import kind_in_words
+from autotune.base.private import refuse_prepared, user_cache
 from autotune.base.secrecy import scrubbed
 from autotune.base.units import format_count
 from autotune.base.user_text import unread
 from autotune.contract import read_bounded
+from autotune.devices.hardware import version_of
 from autotune.job.adapters import ALL_LINEAR
 from autotune.job.model_families import (
     BESIDE_TEXT,
+    Family,
     as_transformers_names_it,
     family_of,
     has_closed_form,
@@ -59,6 +65,8 @@ class Model:
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
+    attention: Sequence[str] = Family().attention
+    """Values of `attn_implementation` that train it, as far as is known of its architecture."""
     left_out: tuple[str, ...] = ()
     """Models that its config has beside the one of text, which alone is trained: vision."""
     adapts_experts: bool | None = None
@@ -76,11 +84,6 @@ class Model:
         """Whether Ulysses is known to split its attention over so many tokens right."""
         config = self.source.get("config")
         return config is not None and is_split_by_ulysses(config, seq_len)
-
-    @property
-    def attention(self) -> Sequence[str]:
-        """Attention implementations that train it, as far as is known of its architecture."""
-        return family_of(self.source.get("config") or {"model_type": ""}).attention
 
     @property
     def supports_loss_chunks(self) -> bool:
@@ -167,17 +170,14 @@ def with_layers(model: Model, n_layers: int) -> Model:
         raise JobError.of("job.layers_of_factory", name=model.name)
     if n_layers >= model.shape.n_layers:
         raise JobError.of("job.model_layers_not_fewer", model=model, n=n_layers)
-    found = _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+    found = _reduced(model, n_layers)
     if model.shape.n_expert_layers and not found.shape.n_expert_layers:
         raise JobError.of("job.experts_lost", model=model, few=format_count(n_layers, "layer"))
     return found
 
 
-@functools.cache
-def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model:
-    """Cached: a trial asks for it several times, and what has to be built to count takes long."""
-    source: dict[str, Any] = json.loads(source_json)
-    config: dict[str, Any] = source["config"]
+def _reduced(model: Model, n_layers: int) -> Model:
+    name, config, n_before = model.name, model.source["config"], model.shape.n_layers
     layer_keys = {key for key in _LAYERS_KEYS if key in config}
     cut = {**config, **dict.fromkeys(layer_keys or _LAYERS_KEYS[:1], n_layers)}
     for key, value in config.items():
@@ -190,11 +190,11 @@ def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model
     if family_of(config).dense == "mlp_layer_types":
         kinds = cut.get("mlp_layer_types") or ["dense", *["sparse"] * (n_layers - 1)]
         cut["mlp_layer_types"] = kinds if "sparse" in kinds else [*kinds[:-1], "sparse"]
-    model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
-    if model.shape.n_layers != n_layers:
-        has = model.shape.n_layers
+    found = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
+    if found.shape.n_layers != n_layers:
+        has = found.shape.n_layers
         raise JobError.of("job.layers_not_obeyed", name=name, n_layers=n_layers, has=has)
-    return with_adapters(model, source["lora"]) if "lora" in source else model
+    return with_adapters(found, model.source["lora"]) if "lora" in model.source else found
 
 
 def with_adapters(model: Model, lora: dict[str, Any]) -> Model:
@@ -278,6 +278,7 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
         source={"config": config, "vocab": shape.vocab},
         supports_tp=family_of(config).autotp,
         supports_recompute=True,
+        attention=family_of(config).attention,
     )
 
 
@@ -294,8 +295,12 @@ def _shape(answer: dict[str, Any]) -> ModelShape:
 
 
 def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Build the model without memory in a process of its own and ask it for its shape."""
-    return ask(
+    """Build the model without memory in a process of its own and ask it for its shape.
+
+    The answer of a config is kept in the user's cache: to build it takes up to a minute.
+    """
+    asked = functools.partial(
+        ask,
         module="autotune.job.model_probe",
         request=source,
         about=f"model: {where}",
@@ -304,6 +309,27 @@ def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
         if_slow="a factory builds the module alone: no data, no weights, no network",
         if_dead="build it in a Python shell to see why",
     )
+    if "config" not in source:  # a factory is code, which may have changed
+        return asked()
+    kept = user_cache() / "shapes" / f"{_fingerprint(source)}.json"
+    with contextlib.suppress(OSError, ValueError):
+        refuse_prepared(kept)
+        found: dict[str, Any] = json.loads(read_bounded(kept))
+        return found
+    found = asked()
+    with contextlib.suppress(OSError):  # it is built anew next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, lambda aside: aside.write_text(json.dumps(found)))
+    return found
+
+
+def _fingerprint(source: dict[str, Any]) -> str:
+    """Digest of a source and of what decides on its shape: our code, what is installed."""
+    installed = map(str, map(version_of, ("torch", "transformers", "peft")))
+    beside = ("model_probe.py", "model_shape.py", "names.json")
+    code = (Path(__file__).with_name(name).read_text() for name in beside)
+    facts = (json.dumps(source, sort_keys=True), *installed, *code)
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

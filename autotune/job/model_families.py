@@ -2,7 +2,7 @@
 
 The formulas count the parameters that transformers builds for causal language modelling; a test
 holds them to it for every preset. families.json says how the architectures differ. One that is not
-there is built and counted instead.
+there, or is there for what its loss and MLPs are alone, is built and counted instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,12 +78,13 @@ class Family:
     ulysses: bool = False
     """Whether it trains the same with its sequences split."""
     attention: Sequence[str] = ("eager", "sdpa", "flash_attention_2")
-    """Values of `attn_implementation` that train it, flex_attention where no other is fused. Flash
-    attention has no gradients of GPT-OSS's sinks (kernels-community/vllm-flash-attn3)."""
+    """As of `model_probe.attention_of`."""
     autotp: bool = False
     """Whether DeepSpeed's AutoTP splits it. It refuses GPT-2 by name (`AutoTP.supported`), and
     what transformers 5 plans in a style that `TPPlanConverter.convert` does not know: packed
     experts, fused matrices, norms over all heads."""
+    is_built: bool = False
+    """Whether it is built and counted, as one that is not listed: its sizes are not known here."""
 
 
 FAMILIES = {n: Family(**row) for n, row in table_beside(__file__, "families.json").items()}
@@ -97,7 +98,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def has_closed_form(config: Mapping[str, Any]) -> bool:
     """Whether the formulas here cover the config."""
-    return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
+    is_known = config["model_type"] in FAMILIES and not family_of(config).is_built
+    return is_known and not config.get("add_cross_attention")
 
 
 def peft_widths(config: Mapping[str, Any], shape: ModelShape) -> tuple[int, int] | None:
@@ -251,11 +253,10 @@ class _Keys:
     def divides(self, part: str, n: int, whole: str, total: int) -> None:
         """Refuse a total that does not divide evenly."""
         if total % n:
-            raise JobError(
-                f"{self._where}: {whole} {total} is not divisible by {part} {n}: "
-                f"{total} = {total // n} * {n} + {total % n}",
-                f"choose a {part} that divides {total}",
-            )
+            what = f"{whole} {total} is not divisible by {part} {n}"
+            parts = f"{total} = {total // n} * {n} + {total % n}"
+            facts = {"where": self._where, "what": what, "parts": parts}
+            raise JobError.of("job.not_divisible", **facts, part=part, total=total)
 
 
 def _gpt2(keys: _Keys) -> ModelShape:

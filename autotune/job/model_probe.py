@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from autotune.base.errors import JobError
-from autotune.base.flags import flag
 from autotune.base.names import did_you_mean
+from autotune.job.model_families import Family
 from autotune.job.model_shape import LATENT_KEYS, ModelShape
 from autotune.job.published import unsaid_layers
 from autotune.trial.scripts.train import add_adapters
@@ -27,7 +28,7 @@ from autotune.trial.transformer_shape import HEADS, KV_HEADS, size_named
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _EXPERTS = re.compile(r"(\w+_)?experts")
-_GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
+_GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3|v1)(\.weight)?$")
 _SHARED_EXPERT = re.compile(r"(^|\.)shared_(experts?|mlp)\.")
 _LAYER = re.compile(r"(^|\.)(\d+)\.")
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -37,12 +38,11 @@ _UNSAID_SHARE = 0.05
 biases, norms, routers' scales and small projections of their own explain less."""
 _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
 
-# DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
+# DeepSpeed 0.19.8, module_inject/tp_plan_converter.py.
 _TP_STYLES = {
     *("colwise", "colwise_rep", "colwise_gather_output", "rowwise"),
     *("replicated_with_grad_allreduce", "embedding_rowwise"),
 }
-_TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
 
 
 class NotUsableError(JobError):
@@ -73,6 +73,7 @@ def _found(source: dict[str, Any]) -> dict[str, Any]:
         "shape": shape_of(module),
         "supports_tp": _supports_tp(module),
         "supports_recompute": _supports_recompute(module),
+        "attention": attention_of(type(module)),
         "expert_blocks": _expert_blocks(module),
     }
 
@@ -105,7 +106,7 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     vocab = known("vocab_size") or (words.num_embeddings if words else 0)
     if not vocab:
         raise NotUsableError.of("job.no_vocabulary")
-    n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
+    n_experts = known("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
     if per_token > n_experts > 0:
         where, n = "the config of the model", per_token
@@ -119,7 +120,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     shape = {
         "n_layers": known("num_hidden_layers") or _longest_list(module),
         "hidden": known("hidden_size") or (words.embedding_dim if words else 0),
-        "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
+        "ffn_hidden": expert_ffn
+        or known("intermediate_size", "ffn_dim", "ffn_hidden_size")
+        or _mlp_width(module, known("hidden_size")),
         "n_heads": heads,
         "n_kv_heads": _kv_heads(config, known)
         or (0 if is_of_family else size_named(module, KV_HEADS))
@@ -148,13 +151,20 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     return {**shape, "unsaid": _unsaid(module, config, ModelShape(**shape))}
 
 
+def _mlp_width(module: nn.Module, hidden: int) -> int:
+    """Width of an MLP whose config does not say it (Bloom, GPT-J); 0: none is seen."""
+    named = ((name.split("."), p) for name, p in module.named_parameters() if p.dim() == 2)
+    matrices = (p for names, p in named if {"mlp", "ffn"} & {*names} and hidden in p.shape)
+    return max((p.numel() // hidden for p in matrices), default=0)
+
+
 def _kv_heads(config: Any, known: Callable[..., int]) -> int:
     """Heads of keys; 0 where the config says none. Falcon's first releases share one."""
     text = _text_config(config)
     is_shared = getattr(text, "multi_query", False) is True
     if is_shared and not getattr(text, "new_decoder_architecture", False):
         return 1
-    return known("num_key_value_heads", "num_kv_heads")
+    return known("num_key_value_heads", "num_kv_heads", "kv_n_heads")
 
 
 def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
@@ -276,16 +286,17 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         alike = " (the model_type of a family with the same layers will do: qwen3_moe)"
         mend = "mend the config" if kind in known else f"{did_you_mean(kind, known)}mend it{alike}"
         mend += ", or write a factory"
+        if kind in known and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            mend = "plans forecast decoders alone; to trace and to train it, write a factory"
         if "auto_map" in config:
             mend = "its code lies beside its weights: write a factory that loads it with "
             mend += "trust_remote_code=True"
         unsaid = unsaid_layers(kind)
         only = f"; its {unsaid} cannot be predicted, only traced and trained" if unsaid else ""
-        reason = one_line(error).partition(". Should contain one of ")[0]  # all of its types
-        raise NotUsableError(
-            f"transformers cannot build {kind!r} for causal language modelling: {reason}",
-            f"{mend}, and name that: {flag('model')} package.module:factory{only}",
-        ) from error
+        # Without all of its types.
+        reason = re.split(r"\. Should contain one of |\. Model type should ", one_line(error))[0]
+        facts = {"kind": kind, "reason": reason, "mend": mend, "only": only}
+        raise NotUsableError.of("job.not_built", **facts) from error
     return module
 
 
@@ -295,16 +306,13 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     try:
         found = importlib.import_module(name)
     except Exception as error:
-        reason, searched = one_line(error), ", ".join(source["path"])
-        raise NotUsableError.of(
-            "job.not_imported", name=name, reason=reason, searched=searched
-        ) from error
+        facts = {"reason": one_line(error), "searched": ", ".join(source["path"])}
+        raise NotUsableError.of("job.not_imported", name=name, **facts) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         names = sorted(key for key, value in vars(found).items() if callable(value))
-        raise NotUsableError(
-            f"{name} has no callable {attribute!r}", f"it has: {', '.join(names) or 'none'}"
-        )
+        facts = {"attribute": attribute, "names": ", ".join(names) or "none"}
+        raise NotUsableError.of("job.no_callable", name=name, **facts)
     module = _call(factory)
     if not isinstance(module, nn.Module):
         raise NotUsableError.of("job.no_module", kind=type(module).__name__)
@@ -337,21 +345,30 @@ def _check_forward(module: nn.Module) -> None:
 def _supports_tp(module: nn.Module) -> bool:
     """Whether AutoTP would take it: every style of the model's plan is one that it converts.
 
-    It splits linear layers; experts that are packed into tensors of three dimensions are none.
+    It splits linear layers; experts that are packed into tensors of their own are none. Where it
+    goes by names for want of a plan, Falcon's heads and Bloom's ALiBi raise.
     """
     if not isinstance(module, PreTrainedModel) or any(p.dim() > 2 for p in module.parameters()):
         return False
-    plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
-    styles = {style for plan in plans if plan for style in plan.values()}
-    if styles:
-        return styles <= _TP_STYLES
-    return module.config.model_type not in _TP_REFUSED
+    of_layers = getattr(module.config, "base_model_tp_plan", None)
+    plan = {**(of_layers or {}), **(getattr(module, "_tp_plan", None) or {})}
+    return bool(of_layers) and {*plan.values()} <= _TP_STYLES
 
 
 def _supports_recompute(module: nn.Module) -> bool:
-    if isinstance(module, PreTrainedModel):
-        return bool(module.supports_gradient_checkpointing)
-    return callable(getattr(module, "gradient_checkpointing_enable", None))
+    has_switch = callable(getattr(module, "gradient_checkpointing_enable", None))
+    return bool(getattr(module, "supports_gradient_checkpointing", has_switch))
+
+
+def attention_of(kind: type[nn.Module]) -> list[str]:
+    """Values of `attn_implementation` that train it: flex_attention if no other is fused."""
+    if not issubclass(kind, PreTrainedModel):
+        return [*Family().attention]
+    # The flash attention that GPT-OSS names, vllm-flash-attn3, has no gradients of its sinks.
+    has_flash = kind._supports_flash_attn and not kind._compatible_flash_implementations
+    fused = {"sdpa": kind._supports_sdpa, "flash_attention_2": has_flash}
+    fused["flex_attention"] = kind._supports_flex_attn and not any(fused.values())
+    return ["eager", *(name for name, is_there in fused.items() if is_there)]
 
 
 def _text_config(config: Any) -> Any:
@@ -372,9 +389,10 @@ def _expert_blocks(module: nn.Module) -> list[str]:
 
 def _reader(config: Any) -> Callable[..., int]:
     text = _text_config(config)
+    parts = [text, *(getattr(text, name, None) for name in ("ffn_config", "attn_config"))]  # DBRX
 
     def known(*names: str) -> int:
-        values = (getattr(text, name, None) for name in names)
+        values = (getattr(part, name, None) for part in parts for name in names)
         # A list has a value for each layer (Hunyuan).
         values = (v[0] if isinstance(v, list) and len({*map(str, v)}) == 1 else v for v in values)
         return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 0)

@@ -65,6 +65,8 @@ sizes stay the same."""
 
 _UNSAID: dict[str, str] = _NAMES["unsaid"]
 """How tables spell families whose layers a `ModelShape` cannot say -> what those have."""
+AS_IF: dict[str, str] = _NAMES["as_if"]
+"""Family with such layers -> the family with the same keys, whose attention is plain."""
 
 
 def unsaid_layers(text: str) -> str:

@@ -57,9 +57,7 @@ class FleetWishes:
 
     def __post_init__(self) -> None:
         if self.per_node is not None and self.per_node < 1:
-            raise JobError(
-                f"{flag('per_node')} {self.per_node}: not above zero", "accelerators of one node"
-            )
+            raise JobError.of("planning.no_per_node", per_node=self.per_node)
 
     def of_job(self, keys: Mapping[str, Any]) -> "FleetWishes":
         """The same fleet, of the accelerator that the keys of a job name where they name one."""

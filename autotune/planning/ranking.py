@@ -46,23 +46,18 @@ LEAST_GAIN_ELSEWHERE = 1.3
 """Gain from which another space or engine is: about what the predictions may be wrong by."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """The same lattice on another fleet."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant(OtherJob):
+    """The job on another fleet; `flags` is the change, such as `bandwidth=20Gbps`."""
 
-    change: str
-    """`bandwidth=20Gbps`."""
-    best: Candidate
-    """The best there."""
-    described: str
-    """The best in words."""
-    step_time_s: float
-    fit_probability: float
     same_step_time_s: float
     """Step time there of the best candidate of the fleet as it is."""
     same_fit_probability: float
-    price_per_billion_tokens: float | None
-    """Price of the best there; None: that of such an accelerator is not given."""
+
+    @property
+    def price_per_billion_tokens(self) -> float | None:
+        """Price of the best there; None: that of such an accelerator is not given."""
+        return self.outlook.token_price(self.step_time_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +100,8 @@ class Ranking(LegalRows):
     is_min_fit_lowered: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
     variants: tuple[Variant, ...]
+    no_plans: Mapping[str, str] = field(default_factory=dict)
+    """What-if -> why nothing can be planned there."""
     probable: Mapping[int, float] = field(default_factory=dict)
     """Candidates that only probably fit and are faster than all that do more surely -> the
     probability of which each is the fastest."""
@@ -196,6 +193,12 @@ def rank_lattice(
     candidates, asked, min_fit = outlook.lattice.candidates, min_fit, choices.min_fit
     best = int(choices.order[0])
     best_s, fits = float(found.step_time_s[best]), (found.fit_probability >= min_fit).any()
+    variants, no_plans = [], {}
+    for wish in what_if:
+        try:
+            variants.append(_variant(outlook, wish, best=best, min_fit=asked))
+        except AutotuneError as error:
+            no_plans[wish] = error.message
     return Ranking(
         **vars(rows),
         on_front=_front(found, choices, min_fit),
@@ -206,7 +209,8 @@ def rank_lattice(
         ways_to_fit=() if fits else ways_to_fit(outlook, found, min_fit=min_fit),
         other_batch=_other_batch(outlook, best_s, min_fit=min_fit),
         spread_experts=_spread_experts(outlook, candidates[best], best_s, min_fit=min_fit),
-        variants=tuple(_variant(outlook, wish, best=best, min_fit=asked) for wish in what_if),
+        variants=tuple(variants),
+        no_plans=no_plans,
     )
 
 
@@ -395,26 +399,22 @@ def _elsewhere(outlook: Outlook, wish: str) -> Outlook:
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float | None) -> Variant:
-    """The job on another fleet; other devices and nodes have candidates and rules of theirs."""
+    """The job on another fleet; other devices and nodes have candidates and rules of theirs.
+
+    Raises:
+        AutotuneError: Nothing is legal there, or nothing can be predicted.
+    """
     other = _elsewhere(outlook, wish)
-    try:
-        same = other.predict([outlook.lattice.candidates[best]])  # before many are judged there
-        if other.environment != outlook.environment:
-            other = dataclasses.replace(other, lattice=lattice_of(other.engine))
-        rows = legal_rows(other, min_fit=min_fit, top=1)
-    except AutotuneError as error:
-        raise type(error)(f"{flag('what_if')} {wish}: {error.message}", error.hint) from error
+    same = other.predict([outlook.lattice.candidates[best]])  # before many are judged there
+    if other.environment != outlook.environment:
+        other = dataclasses.replace(other, lattice=lattice_of(other.engine))
+    rows = legal_rows(other, min_fit=min_fit, top=1)
     found, first = rows.prediction, int(rows.choices.firsts[0])
-    candidate = rows.outlook.lattice.candidates[first]
+    best_there = rows.outlook.lattice.candidates[first]
     return Variant(
-        change=wish.replace(" ", ""),
-        best=candidate,
-        described=other.engine.describe(candidate),
-        step_time_s=float(found.step_time_s[first]),
-        fit_probability=float(found.fit_probability[first]),
+        **vars(OtherJob.of_row(wish, rows.outlook, best_there, found, first)),
         same_step_time_s=float(same.step_time_s[0]),
         same_fit_probability=float(same.fit_probability[0]),
-        price_per_billion_tokens=other.token_price(float(found.step_time_s[first])),
     )
 
 
@@ -447,10 +447,8 @@ def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
 
 def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
     if not is_count(value) or not 1 <= int(value) <= outlook.job.world:
-        raise JobError(
-            f"{where}: {value!r} is not a number of devices of a node",
-            f"a whole number from 1 to {outlook.job.world}",
-        )
+        known = {"where": where, "value": value, "world": outlook.job.world}
+        raise JobError.of("planning.no_devices_of_node", **known)
     environment = dataclasses.replace(outlook.environment, n_devices=int(value))
     return dataclasses.replace(outlook, environment=environment)
 

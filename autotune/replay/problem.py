@@ -140,17 +140,12 @@ def read_problem(path: Path, wanted: str) -> ReplayProblem:
     """
     groups = _searchable(read_rows(path))
     if not groups:
-        raise JobError(
-            f"{path}: no group of {_LEAST} configurations or more to search",
-            "rows of one group have the same model, devices, global batch and source",
-        )
+        raise JobError.of("replay.no_group", path=path, least=_LEAST)
     group = _chosen(path, groups, wanted)
     first = group.configurations[0].rows[0]
     read = rows_to_plans([first.cells], shipped_accelerators())
     if read.plans is None:
-        raise JobError(
-            f"{first.where}: {read.reasons[0]}", "mend the row, or choose another group"
-        )
+        raise JobError.of("replay.no_problem", where=first.where, reason=read.reasons[0])
     problem = ReplayProblem(group=group, plans=read.plans)
     _check_peaks(problem)
     return problem
@@ -166,11 +161,9 @@ def _check_peaks(problem: ReplayProblem) -> None:
     for row in (row for choice in problem.group.configurations for row in choice.rows):
         peak_bytes = row.peak_memory_bytes
         if peak_bytes is not None and peak_bytes > most_bytes and row.outcome is Outcome.OK:
-            raise JobError(
-                f"{row.where}: peak_mem_gb: {format_bytes(peak_bytes)} is more than the "
-                f"{format_bytes(problem.device_memory_bytes)} of one {problem.device_name}",
-                "mend peak_mem_gb, its unit or gpu_mem_gb, or leave them blank",
-            )
+            known = {"peak": format_bytes(peak_bytes), "device": problem.device_name}
+            most = format_bytes(problem.device_memory_bytes)
+            raise JobError.of("replay.above_device", row=row, most=most, **known)
 
 
 def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:
@@ -183,10 +176,8 @@ def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:
     read = rows_to_plans(first, shipped_accelerators())
     if read.plans is None or len(read.positions) < len(first):
         position, reason = next((i, why) for i, why in enumerate(read.reasons) if why)
-        raise JobError(
-            f"{group.configurations[position].rows[0].where}: cannot be predicted: {reason}",
-            "fill in the cell that it names, or leave the row out",
-        )
+        where = group.configurations[position].rows[0].where
+        raise JobError.of("replay.not_predicted", where=where, reason=reason)
     return forecast(read.plans, constants)
 
 

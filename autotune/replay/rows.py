@@ -129,10 +129,8 @@ def read_rows(path: Path) -> tuple[MeasuredRow, ...]:
     header, rows = read_table(path)
     missing = [name for name in NEEDED_COLUMNS if name not in header]
     if missing:
-        raise JobError(
-            f"{path}: has no column {', '.join(missing)}",
-            f"the first line names the columns; needed are {', '.join(NEEDED_COLUMNS)}",
-        )
+        lists = {"missing": ", ".join(missing), "needed": ", ".join(NEEDED_COLUMNS)}
+        raise JobError.of("replay.no_columns", path=path, **lists)
     return tuple(
         MeasuredRow(
             where=f"{path.name}:{line}",

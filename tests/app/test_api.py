@@ -188,7 +188,7 @@ def test_predictions_are_values(tmp_path: Path) -> None:
     ranked = autotune.plan(**JOB, gpu="H100", top=2, what_if="gpu=H200")
     assert len(ranked.as_dict()["candidates"]) == len(ranked.table) == 2
     assert ranked.table["rank"].tolist() == [1, 2]
-    assert [variant.change for variant in ranked.value.variants] == ["gpu=H200"]
+    assert [variant.flags for variant in ranked.value.variants] == ["gpu=H200"]
     assert tmp_path / "out" / "ds_config.json" in ranked.export(tmp_path / "out")
     assert "zero.stage" in str(autotune.explain("zero.stage=1", **JOB, gpu="H100"))
     first = autotune.estimate(ranked.best, **JOB, gpu="H100")

@@ -55,7 +55,7 @@ def test_a_refused_candidate_has_each_fix_below_what_it_mends(tmp_path):
 def test_a_what_if_of_another_device_has_its_layouts():
     outlook = opened(model="qwen3-30b-a3b", global_batch=64, world=8)
     (rack,) = rank_lattice(outlook, what_if=["gpu=GB200"]).variants
-    assert rack.best["dispatcher"] == "hybridep"
+    assert rack.candidate["dispatcher"] == "hybridep"
     assert "dispatcher=hybridep" in rack.described
 
 
@@ -87,7 +87,7 @@ def test_rows_are_told_as_layouts(outlook):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "a gemma2")]
+    ("model", "why"), [("minimax-m2", "of all heads together"), ("gemma-2-2b", "norms behind")]
 )
 def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, why):
     there = opened(FleetWishes(gpu="B200"), model=model, world=32, global_batch=32)
@@ -96,7 +96,7 @@ def test_a_model_that_megatron_cannot_be_is_a_forecast_alone(tmp_path, model, wh
     assert why in no_files
     assert ranking_as_dict(found, [1])["no_files"] == no_files
     told = " ".join(printed(print_ranking, found, top=1).split())
-    assert "no files are made for this, it is a forecast alone" in told
+    assert "No files are made for this, it is a forecast alone" in told
     estimated = estimate_candidate(there, ["tp=2", "micro_batch=1"])
     assert why in estimate_as_dict(estimated)["no_files"]
     with pytest.raises(JobError, match=why):

@@ -135,7 +135,7 @@ def test_slower_links_and_lesser_devices_are_slower(outlook):
     assert slow.same_step_time_s > slow.step_time_s > best_s
     assert other.step_time_s > best_s
     assert small.same_fit_probability < found.prediction.fit_probability[found.order[0]]
-    assert slow.change == "bandwidth=10Gbps"
+    assert slow.flags == "bandwidth=10Gbps"
     assert outlook.links["network_bytes_per_s"] == 50e9
     described = FleetWishes(gpu="H100", network="100Gbps")
     text = printed(print_ranking, rank_lattice(open_outlook(None, FLAGS, described)), top=1)
@@ -149,7 +149,7 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     wishes = ["oversubscription=1", "oversubscription=8", "topology=dragonfly"]
     full, narrow, dragonfly = rank_lattice(outlook, what_if=wishes).variants
     assert narrow.same_step_time_s > full.same_step_time_s
-    assert dragonfly.change == "topology=dragonfly"
+    assert dragonfly.flags == "topology=dragonfly"
     within = dataclasses.replace(
         outlook,
         job=dataclasses.replace(
@@ -160,10 +160,14 @@ def test_a_narrower_network_beyond_the_leaves_is_slower(outlook):
     assert one_leaf.same_step_time_s == pytest.approx(full.same_step_time_s, rel=1e-3)
 
 
-def test_a_what_if_without_figures_is_named_before_any_is_judged_there(outlook, monkeypatch):
-    monkeypatch.setattr("autotune.planning.ranking.lattice_of", None)
-    with pytest.raises(JobError, match="--what-if gpu=V100: no figures for bf16 on V100"):
-        rank_lattice(outlook, what_if=["gpu=V100"])
+def test_a_what_if_without_a_plan_is_a_row_that_says_why(outlook, monkeypatch):
+    monkeypatch.setattr("autotune.planning.ranking.lattice_of", None)  # none is judged there
+    found = rank_lattice(outlook, what_if=["gpu=V100", "bandwidth=10Gbps"])
+    assert [variant.flags for variant in found.variants] == ["bandwidth=10Gbps"]
+    assert found.no_plans["gpu=V100"].startswith("no figures for bf16 on V100")
+    text = " ".join(printed(print_ranking, found, top=1).split())
+    assert "gpu=V100 - - - no figures for bf16 on V100" in text
+    assert ranking_as_dict(found, [1])["what_if_without_plan"] == dict(found.no_plans)
 
 
 @pytest.mark.cases("wish", "said")
@@ -243,7 +247,7 @@ def test_a_what_if_says_how_surely_the_best_still_fits(outlook, chance, said):
     (variant,) = found.variants
     variant = dataclasses.replace(variant, same_fit_probability=chance)
     text = printed(print_ranking, dataclasses.replace(found, variants=(variant,)), top=1)
-    assert said in " ".join(text.partition(variant.change)[2].split())
+    assert said in " ".join(text.partition(variant.flags)[2].split())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_a_what_if_has_the_price_of_its_own_accelerator(outlook, price, prices):
         hours = 1e9 / tokens_per_batch * variant.step_time_s * world / 3600
         expected = None if of_an_hour is None else of_an_hour * hours
         assert variant.price_per_billion_tokens == pytest.approx(expected)
-        cells = printed(print_ranking, found, top=1).partition(variant.change)[2].split()
+        cells = printed(print_ranking, found, top=1).partition(variant.flags)[2].split()
         cost = [] if price is None else ["-" if expected is None else f"{expected:.2f}"]
         chance = format_chance(variant.fit_probability)
         begin = [format_seconds(variant.step_time_s, digits=2), cells[2], chance, *cost]

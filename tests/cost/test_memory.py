@@ -185,11 +185,19 @@ def test_tiles_of_an_mlp_hold_what_they_work_on() -> None:
 
 
 def test_frozen_weights_are_gathered_without_gradients_and_in_their_four_bits() -> None:
+    chosen = {"zero_stage": 3.0, "dp": 8.0, "layer_wise_gather": 1.0, "trained_share": 0.0}
+
     def gathered(**changes: float) -> float:
-        p = plans(zero_stage=3.0, dp=8.0, layer_wise_gather=1.0, trained_share=0.0, **changes)
-        return float(np.broadcast_to(predict(p).memory.gathered_bytes, 1)[0])
+        memory = predict(plans(**(chosen | changes))).memory
+        return float(np.broadcast_to(memory.gathered_bytes, 1)[0])
 
     assert gathered(weight_bytes=0.5) == pytest.approx(gathered(weight_bytes=2.0) / 4)
+    # A layer's experts are one module, and where they are trained its gradients are whole, too.
+    mixture = {"n_experts": 8.0, "experts_per_token": 2.0, "layer_wise_gather": 0.0}
+    experts = float(sizes_of(plans(**chosen | mixture)).layer_expert_params)
+    assert gathered(**mixture) == pytest.approx(2 * experts)
+    assert gathered(**mixture, trained_share=1.0) == pytest.approx(4 * experts - 2 * 5e8)
+    assert gathered(**mixture, live_elements=2e10) < gathered(**mixture, live_elements=1e11)
 
 
 def test_last_stage_can_be_the_worst() -> None:

@@ -85,10 +85,8 @@ def known_release(name: str, *, where: str = "") -> str:
     """
     found = recorded_release(name)
     if found is None:
-        raise JobError(
-            f"{where + ': ' if where else ''}no flags are known of Megatron Core {name}",
-            f"name one of {', '.join(releases())}, or main",
-        )
+        facts = {"place": f"{where}: " if where else "", "known": ", ".join(releases())}
+        raise JobError.of("engines.megatron.release_unknown", name=name, **facts)
     return found
 
 
@@ -142,10 +140,8 @@ def flag_of(name: str, release: str) -> Flag:
             "engines.megatron.flag_of_others", name=name, release=release, have=_in_words(have)
         )
     near = similar(name, release)
-    raise JobError(
-        f"{name}: no release of Megatron Core from {releases()[0]} on has such a flag",
-        f"did you mean {near}?" if near else "leave it out",
-    )
+    fix = f"did you mean {near}?" if near else "leave it out"
+    raise JobError.of("engines.megatron.flag_unknown", name=name, first=releases()[0], fix=fix)
 
 
 def words_of(name: str, value: Any, release: str) -> list[str]:

@@ -36,6 +36,11 @@ _PARTS = json.loads(resources.files("autotune.cost").joinpath("parts.json").read
 _TIME_PARTS: dict[str, str] = _PARTS["time"]
 MEMORY_PARTS: dict[str, str] = _PARTS["memory"]
 """Field of `Memory` -> what people call it; together they are the peak."""
+_OF_VARIANT = (
+    *("described", "step_time_s", "fit_probability", "price_per_billion_tokens"),
+    *("same_step_time_s", "same_fit_probability"),
+)
+"""What programs are given of a what-if, besides the change and the best there."""
 
 
 def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
@@ -73,8 +78,14 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "baseline": way if way and way["is_given"] else None,
         "from_baseline": way,
         "what_if": [
-            {**vars(variant), "best": dict(variant.best.values)} for variant in ranking.variants
+            {
+                "change": variant.flags,
+                "best": dict(variant.candidate.values),
+                **{name: getattr(variant, name) for name in _OF_VARIANT},
+            }
+            for variant in ranking.variants
         ],
+        "what_if_without_plan": dict(ranking.no_plans),
     }
 
 
