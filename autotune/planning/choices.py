@@ -26,6 +26,8 @@ TIE = 1.03
 them apart."""
 SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
+_ASKED = 0.1
+"""Share of a degree that something counts as which a row asks for and others do without."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
 _UNPROVEN = 100
@@ -130,8 +132,9 @@ def ranked(
     Of those that surely fit, the ones with fewer `setbacks` come first. Of those that probably
     fit, a chance that is less by a tenth has to be worth a fifth of the time. The rest come surest
     first, and of those that surely do not fit, the smallest. Of times within 3% the candidate with
-    less `strain` comes first, as of `strain_of`; an exotic one comes behind all others, unless it
-    is faster by more, and an unproven one unless it is 1.3 times as fast.
+    less `strain` comes first, as of `strain_of`, and of equals the surer, by twentieths; an exotic
+    one comes behind all others, unless it is faster by more, and an unproven one unless it is 1.3
+    times as fast.
     """
     sure = np.flatnonzero(fit >= min_fit)
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
@@ -141,31 +144,35 @@ def ranked(
     surest = [sure[levels[sure] == level] for level in np.unique(levels[sure])]
     return np.concatenate(
         [
-            *(alike[_fastest_first(times_s[alike], strain[alike])] for alike in surest),
+            *(alike[_fastest_first(times_s[alike], strain[alike], fit[alike])] for alike in surest),
             probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
             rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
         ]
     )
 
 
-def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
+def _fastest_first(
+    times_s: NDArray[np.float64],
+    strain: NDArray[np.float64],
+    fit: NDArray[np.float64] | float = 1.0,
+) -> Indices:
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
     least_s = times_s[is_exotic == is_exotic.all()].min(initial=np.inf)  # of plain ones, if any
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
     behind = np.zeros(len(times_s), np.intp)
     for level, (group, lead) in enumerate(((is_exotic, TIE), (is_unproven, _LEAST_LEAD)), 1):
         behind[group & (times_s > times_s[~group].min(initial=np.inf) / lead)] = level
-    return np.lexsort((times_s, strain, ties, behind))
+    risk = np.broadcast_to(-np.floor(20 * np.asarray(fit)), len(times_s))
+    return np.lexsort((times_s, risk, strain, ties, behind))
 
 
 def strain_of(plans: Plans) -> NDArray[np.float64]:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
     What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
-    have to be laid out. Exotic are sequences that are shared below 16k tokens, and tensor
-    parallelism that leaves the linked devices. Unproven is Ulysses below 16k tokens, which the
-    training script has to bring; and parameters on the host beside an optimizer on the device,
-    over a link that nobody measured.
+    have to be laid out. Of as many degrees, what is asked for besides counts: a model that
+    compiles, CUDA graphs, the loss in chunks, recomputation of every K-th layer, stages of several
+    sizes, an allocator.
     """
     n = len(plans)
     strain = np.zeros(n)
@@ -173,15 +180,49 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
         for name in columns:
             strain += _column(plans, name) > 1
     strain += _column(plans, "pp") > 1
-    for name in _SHARED:
-        strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
-    strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
-    on_host = _column(plans, "param_tier") > 0
-    is_alone = on_host & (_column(plans, "optimizer_tier") + plans.host_link_measured == 0)
-    is_short = (_column(plans, "ulysses") > 1) & (plans.seq_len < LONG_TOKENS)
-    strain += on_host + _UNPROVEN * (is_alone | is_short)
+    strain += _column(plans, "param_tier") > 0
+    for name in ("fused_kernels", "graph_share", "loss_chunk_tokens", "most_stage_layers"):
+        strain += _ASKED * (_column(plans, name) > 0)
+    strain += _ASKED * (_column(plans, "recompute_every") > 1)
+    strain += _ASKED * (_column(plans, "fragments") < 1)
+    for weight, is_so in _doubts(plans).values():
+        strain += weight * is_so
     return strain
+
+
+def _doubts(plans: Plans) -> dict[str, tuple[float, NDArray[np.bool_]]]:
+    """What makes candidates exotic or unproven, in words -> the degrees that it counts as, and
+    which it is true of."""
+    is_short = np.asarray(plans.seq_len) < LONG_TOKENS
+    is_open = _column(plans, "optimizer_tier") + plans.host_link_measured == 0
+    return {
+        "ranks share a sequence of less than 16k tokens": (
+            _EXOTIC,
+            (_column(plans, "cp") > 1) & is_short,
+        ),
+        "tensor parallelism leaves the linked devices": (
+            _EXOTIC,
+            _column(plans, "tp") > plans.nvlink_domain,
+        ),
+        "Ulysses below 16k tokens is hardly ever run, and the training script has to bring it": (
+            _UNPROVEN,
+            (_column(plans, "ulysses") > 1) & is_short,
+        ),
+        "parameters alone are on the host, over a link that was not probed": (
+            _UNPROVEN,
+            (_column(plans, "param_tier") > 0) & is_open,
+        ),
+    }
+
+
+def reasons_behind(plans: Plans, index: int = 0) -> dict[str, float]:
+    """Why a candidate comes behind plainer ones -> how many times as fast it has to be to lead."""
+    return {
+        words: _LEAST_LEAD if weight >= _UNPROVEN else TIE
+        for words, (weight, is_so) in _doubts(plans).items()
+        if np.broadcast_to(is_so, len(plans))[index]
+    }
 
 
 def is_exotic(plans: Plans) -> NDArray[np.bool_]:
@@ -257,13 +298,12 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     """Kind in words -> its best candidate: of each ZeRO stage, and of each kind of layout.
 
     Kinds of which nothing probably fits have none, nor has a sequence that is shared below 16k
-    tokens.
+    tokens, nor a stage where one rank has all.
     """
     firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
     plans = found.plans.take(firsts)
-    stages = _column(plans, "zero_stage")
-    best: dict[str, int] = {}
-    for stage in np.unique(stages):
+    stages, best = _column(plans, "zero_stage"), dict[str, int]()
+    for stage in np.unique(stages) if _shares(plans).any() else ():
         best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])
     is_split = np.array(
         [
@@ -327,8 +367,12 @@ def _split(
 
 def _zero_stage(plans: Plans) -> NDArray[np.float64]:
     """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
-    shares = _column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1
-    return np.where(shares | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
+    return np.where(_shares(plans) | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
+
+
+def _shares(plans: Plans) -> NDArray[np.bool_]:
+    """Which candidates have ranks that a ZeRO stage shards states over."""
+    return np.asarray(_column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1)
 
 
 def _column(plans: Plans, name: str) -> NDArray[np.float64]:
