@@ -26,8 +26,8 @@ TIE = 1.03
 them apart."""
 SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
-_ASKED = 0.1
-"""Share of a degree that something counts as which a row asks for and others do without."""
+_SETTING = 0.1
+"""Share of a degree that a setting counts as which others do without."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
 _UNPROVEN = 100
@@ -170,9 +170,9 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
     What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
-    have to be laid out. Of as many degrees, what is asked for besides counts: a model that
-    compiles, CUDA graphs, the loss in chunks, recomputation of every K-th layer, stages of several
-    sizes, an allocator.
+    have to be laid out. So does what is asked of the training script: a model that compiles, CUDA
+    graphs, the loss in chunks, recomputation of every K-th layer. Stages of several sizes and an
+    allocator decide among equals.
     """
     n = len(plans)
     strain = np.zeros(n)
@@ -182,10 +182,11 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     strain += _column(plans, "pp") > 1
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
     strain += _column(plans, "param_tier") > 0
-    for name in ("fused_kernels", "graph_share", "loss_chunk_tokens", "most_stage_layers"):
-        strain += _ASKED * (_column(plans, name) > 0)
-    strain += _ASKED * (_column(plans, "recompute_every") > 1)
-    strain += _ASKED * (_column(plans, "fragments") < 1)
+    for name in ("launch_free", "loss_chunk_tokens"):
+        strain += _column(plans, name) > 0
+    strain += _column(plans, "recompute_every") > 1
+    strain += _SETTING * (_column(plans, "most_stage_layers") > 0)
+    strain += _SETTING * (_column(plans, "fragments") < 1)
     for weight, is_so in _doubts(plans).values():
         strain += weight * is_so
     return strain
