@@ -144,7 +144,7 @@ def ranked(
     surest = [sure[levels[sure] == level] for level in np.unique(levels[sure])]
     return np.concatenate(
         [
-            *(alike[_fastest_first(times_s[alike], strain[alike], fit[alike])] for alike in surest),
+            *(rows[_fastest_first(times_s[rows], strain[rows], fit[rows])] for rows in surest),
             probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
             rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
         ]
@@ -193,36 +193,27 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
 
 
 def _doubts(plans: Plans) -> dict[str, tuple[float, NDArray[np.bool_]]]:
-    """What makes candidates exotic or unproven, in words -> the degrees that it counts as, and
-    which it is true of."""
+    """Why candidates are exotic or unproven -> the degrees that counts as, and for which."""
+    cp, tp, ulysses, host = (_column(plans, n) for n in ("cp", "tp", "ulysses", "param_tier"))
     is_short = np.asarray(plans.seq_len) < LONG_TOKENS
     is_open = _column(plans, "optimizer_tier") + plans.host_link_measured == 0
+    sequence = "ranks share a sequence of less than 16k tokens"
+    brought = f"{sequence} by Ulysses, which the training script has to bring"
+    unprobed = "parameters alone are on the host, over a link that was not probed"
     return {
-        "ranks share a sequence of less than 16k tokens": (
-            _EXOTIC,
-            (_column(plans, "cp") > 1) & is_short,
-        ),
-        "tensor parallelism leaves the linked devices": (
-            _EXOTIC,
-            _column(plans, "tp") > plans.nvlink_domain,
-        ),
-        "Ulysses below 16k tokens is hardly ever run, and the training script has to bring it": (
-            _UNPROVEN,
-            (_column(plans, "ulysses") > 1) & is_short,
-        ),
-        "parameters alone are on the host, over a link that was not probed": (
-            _UNPROVEN,
-            (_column(plans, "param_tier") > 0) & is_open,
-        ),
+        sequence: (_EXOTIC, (cp > 1) & is_short),
+        "tensor parallelism leaves the linked devices": (_EXOTIC, tp > plans.nvlink_domain),
+        brought: (_UNPROVEN, (ulysses > 1) & is_short),
+        unprobed: (_UNPROVEN, (host > 0) & is_open),
     }
 
 
-def reasons_behind(plans: Plans, index: int = 0) -> dict[str, float]:
-    """Why a candidate comes behind plainer ones -> how many times as fast it has to be to lead."""
+def reasons_behind(plans: Plans) -> dict[str, float]:
+    """Why the first comes behind plainer ones -> how many times as fast it has to be to lead."""
     return {
         words: _LEAST_LEAD if weight >= _UNPROVEN else TIE
         for words, (weight, is_so) in _doubts(plans).items()
-        if np.broadcast_to(is_so, len(plans))[index]
+        if np.ravel(is_so)[0]
     }
 
 

@@ -176,7 +176,7 @@ def test_strain_counts_degrees(outlook):
     )
     strain = strain_of(outlook.plans(lattice))
     assert (strain[plain], strain[wide]) == (0, 1)
-    asking = "recompute=every_2 loss_chunk_tokens=1024 allocator=expandable_segments".split()
+    asking = ["recompute=every_2", "loss_chunk_tokens=1024", "allocator=expandable_segments"]
     assert strain_of(outlook.plans([outlook.read(asking)[0]])) == pytest.approx(2.1)
 
 

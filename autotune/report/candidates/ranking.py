@@ -169,7 +169,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "best": [_shown(ranking, rank) for rank in best],
         "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
-        "has_front": any(ranking.choices.firsts[r - 1] in ranking.on_front for r in (*best, *more)),
+        "has_front": any(ranking.choices.firsts[n - 1] in ranking.on_front for n in best),
         "passed_over": _passed_over(ranking),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
@@ -201,9 +201,8 @@ def _passed_over(ranking: Ranking) -> dict[str, Any] | None:
     """The fastest row that the first one ties with and leads, and why; None: that is the first."""
     if (index := ranking.passed_over) is None:
         return None
-    first, fastest = strain_of(
-        ranking.prediction.plans.take(np.array([ranking.choices.firsts[0], index]))
-    )
+    both = ranking.prediction.plans.take(np.array([ranking.choices.firsts[0], index]))
+    first, fastest = strain_of(both)
     return {
         "rank": ranking.choices.rank(index),
         "step_time_s": float(ranking.prediction.step_time_s[index]),
