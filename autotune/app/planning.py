@@ -79,9 +79,10 @@ def open_outlook(
 
 def _nodes(job: Job, environment: Environment) -> str:
     """The fleet that asks Slurm for the GPU nodes of a job; empty: one node is enough."""
-    n_nodes, per_node = -(-job.world // environment.n_devices), environment.n_devices
-    is_one = n_nodes == 1 or environment.accelerator == "cpu"
-    return "" if is_one else f"slurm:-N {n_nodes} --gpus-per-node {per_node}"
+    per_node = environment.n_devices
+    if job.world <= per_node or environment.accelerator == "cpu":
+        return ""
+    return f"slurm:-N {-(-job.world // per_node)} --gpus-per-node {per_node}"
 
 
 def _search_command(job_file: JobText | None, flags: Mapping[str, Any], fleet: str) -> str:

@@ -9,6 +9,8 @@ from autotune.cost import Prediction
 from autotune.cost.plans import Plans
 
 Indices = NDArray[np.intp]
+Reals = NDArray[np.float64]
+Truth = NDArray[np.bool_]
 
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
@@ -70,9 +72,9 @@ class Choices:
         """Rank of a candidate's row, from 1."""
         return int(self.row_of[index]) + 1
 
-    def like_first(self, indices: Indices) -> NDArray[np.bool_]:
+    def like_first(self, indices: Indices) -> Truth:
         """Which candidates have the setbacks of the first row."""
-        found: NDArray[np.bool_] = self.setbacks[indices] == self.setbacks[self.firsts[0]]
+        found: Truth = self.setbacks[indices] == self.setbacks[self.firsts[0]]
         return found
 
     def variants(self, rank: int) -> Indices:
@@ -119,12 +121,12 @@ def ordered(found: Prediction, setbacks: Indices | None = None, *, min_fit: floa
 
 
 def ranked(
-    times_s: NDArray[np.float64],
-    peaks_bytes: NDArray[np.float64],
-    fit: NDArray[np.float64],
+    times_s: Reals,
+    peaks_bytes: Reals,
+    fit: Reals,
     *,
     min_fit: float,
-    strain: NDArray[np.float64] | None = None,
+    strain: Reals | None = None,
     setbacks: Indices | None = None,
 ) -> Indices:
     """Indices of candidates: those that surely fit, fastest first, then all others.
@@ -151,11 +153,7 @@ def ranked(
     )
 
 
-def _fastest_first(
-    times_s: NDArray[np.float64],
-    strain: NDArray[np.float64],
-    fit: NDArray[np.float64] | float = 1.0,
-) -> Indices:
+def _fastest_first(times_s: Reals, strain: Reals, fit: Reals | float = 1.0) -> Indices:
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
     least_s = times_s[is_exotic == is_exotic.all()].min(initial=np.inf)  # of plain ones, if any
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
@@ -166,7 +164,7 @@ def _fastest_first(
     return np.lexsort((times_s, risk, strain, ties, behind))
 
 
-def strain_of(plans: Plans) -> NDArray[np.float64]:
+def strain_of(plans: Plans) -> Reals:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
     What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
@@ -174,17 +172,12 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     graphs, the loss in chunks, recomputation of every K-th layer. Stages of several sizes and an
     allocator decide among equals.
     """
-    n = len(plans)
-    strain = np.zeros(n)
-    for columns in _DEGREES.values():
-        for name in columns:
-            strain += _column(plans, name) > 1
-    strain += _column(plans, "pp") > 1
-    strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
-    strain += _column(plans, "param_tier") > 0
-    for name in ("launch_free", "loss_chunk_tokens"):
+    strain = np.zeros(len(plans))
+    for name in ("tp", "pp", "pp", *_SHARED, "ep", "recompute_every"):
+        strain += _column(plans, name) > 1
+    for name in ("param_tier", "launch_free", "loss_chunk_tokens"):
         strain += _column(plans, name) > 0
-    strain += _column(plans, "recompute_every") > 1
+    strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
     strain += _SETTING * (_column(plans, "most_stage_layers") > 0)
     strain += _SETTING * (_column(plans, "fragments") < 1)
     for weight, is_so in _doubts(plans).values():
@@ -192,7 +185,7 @@ def strain_of(plans: Plans) -> NDArray[np.float64]:
     return strain
 
 
-def _doubts(plans: Plans) -> dict[str, tuple[float, NDArray[np.bool_]]]:
+def _doubts(plans: Plans) -> dict[str, tuple[float, Truth]]:
     """Why candidates are exotic or unproven -> the degrees that counts as, and for which."""
     cp, tp, ulysses, host = (_column(plans, n) for n in ("cp", "tp", "ulysses", "param_tier"))
     is_short = np.asarray(plans.seq_len) < LONG_TOKENS
@@ -217,7 +210,7 @@ def reasons_behind(plans: Plans) -> dict[str, float]:
     }
 
 
-def is_exotic(plans: Plans) -> NDArray[np.bool_]:
+def is_exotic(plans: Plans) -> Truth:
     """Which candidates come behind all others that are about as fast, as of `ranked`."""
     return np.asarray(strain_of(plans) >= _EXOTIC)
 
@@ -281,7 +274,7 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
     return float(wanted)
 
 
-def _uses_host(plans: Plans) -> NDArray[np.bool_]:
+def _uses_host(plans: Plans) -> Truth:
     tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
     return np.asarray(np.logical_or.reduce([_column(plans, name) > 0 for name in tiers]))
 
@@ -311,9 +304,7 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     return best
 
 
-def _kinds(
-    found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool
-) -> NDArray[np.intp]:
+def _kinds(found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool) -> Indices:
     """A number per candidate, equal for those that are one row.
 
     A variant that fits less surely is a row of its own only where it is faster than those that do
@@ -341,9 +332,7 @@ def _kinds(
     return _split(kinds, times_s, n_reached == sureness) if splits else kinds
 
 
-def _split(
-    kinds: NDArray[np.intp], times_s: NDArray[np.float64], may_be_first: NDArray[np.bool_]
-) -> NDArray[np.intp]:
+def _split(kinds: Indices, times_s: Reals, may_be_first: Truth) -> Indices:
     """Each kind cut where the step time is more than 1% above that of the part's first."""
     parts = np.zeros(len(kinds), np.intp)
     left, n_parts = np.arange(len(kinds)), 0
@@ -357,15 +346,15 @@ def _split(
     return kinds * n_parts + parts
 
 
-def _zero_stage(plans: Plans) -> NDArray[np.float64]:
+def _zero_stage(plans: Plans) -> Reals:
     """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
     return np.where(_shares(plans) | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
 
 
-def _shares(plans: Plans) -> NDArray[np.bool_]:
+def _shares(plans: Plans) -> Truth:
     """Which candidates have ranks that a ZeRO stage shards states over."""
     return np.asarray(_column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1)
 
 
-def _column(plans: Plans, name: str) -> NDArray[np.float64]:
+def _column(plans: Plans, name: str) -> Reals:
     return np.broadcast_to(np.asarray(getattr(plans, name), np.float64), len(plans))

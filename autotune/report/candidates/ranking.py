@@ -16,7 +16,7 @@ from autotune.engines.base import find_engine
 from autotune.job.job import Job
 from autotune.job.lengths import attended_tokens
 from autotune.job.model_shape import train_flops_per_token
-from autotune.planning.choices import MIN_FIT, PROBABLE, strain_of
+from autotune.planning.choices import MIN_FIT, PROBABLE
 from autotune.planning.explained import Neighbour, faster_attention
 from autotune.planning.from_baseline import changes_from
 from autotune.planning.lattice import even_shares
@@ -170,7 +170,6 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
         "has_front": any(ranking.choices.firsts[n - 1] in ranking.on_front for n in best),
-        "passed_over": _passed_over(ranking),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_fit": MIN_FIT,
@@ -194,19 +193,6 @@ def _shown(ranking: Ranking, rank: int) -> dict[str, Any]:
         "chance": ranking.probable.get(index),
         "gain": times_s[int(ranking.choices.firsts[0])] / times_s[index],
         "trains_otherwise": index == ranking.otherwise,
-    }
-
-
-def _passed_over(ranking: Ranking) -> dict[str, Any] | None:
-    """The fastest row that the first one ties with and leads, and why; None: that is the first."""
-    if (index := ranking.passed_over) is None:
-        return None
-    both = ranking.prediction.plans.take(np.array([ranking.choices.firsts[0], index]))
-    first, fastest = strain_of(both)
-    return {
-        "rank": ranking.choices.rank(index),
-        "step_time_s": float(ranking.prediction.step_time_s[index]),
-        "why": "plainer" if first < fastest else "surer to fit",
     }
 
 
