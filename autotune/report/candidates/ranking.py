@@ -160,7 +160,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     base = {n: v for n, v in context.base.items() if n not in context.settled}
     is_above_host = found.host_memory_bytes > ranking.outlook.host_limit_bytes
     counts = ... if is_above_host.all() else ~is_above_host
-    best = ranking.shown(top)
+    best, firsts = ranking.shown(top), ranking.choices.firsts
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
         "ranking": ranking,
@@ -169,7 +169,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "best": [_shown(ranking, rank) for rank in best],
         "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
-        "has_front": any(ranking.choices.firsts[n - 1] in ranking.on_front for n in best),
+        "has_front": any(firsts[rank - 1] in ranking.on_front for rank in (*best, *more)),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_fit": MIN_FIT,
