@@ -34,7 +34,7 @@ def main() -> None:
     recorded[reader]["names"] = sorted({*recorded[reader]["names"], *found})
     parts = []
     for name, of in recorded.items():
-        facts = "".join(f'  "{one}": "{of[one]}",\n' for one in of if one != "names")
+        facts = "".join(f'  "{one}": {json.dumps(of[one])},\n' for one in of if one != "names")
         names = textwrap.fill(", ".join(map(json.dumps, of["names"])), 97)
         shown = textwrap.indent(names, "   ")
         parts.append(f' "{name}": {{\n{facts}  "names": [\n{shown}\n  ]\n }}')
