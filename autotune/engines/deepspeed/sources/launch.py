@@ -19,6 +19,7 @@ from autotune.engines.deepspeed.sources.layout import (
 from autotune.engines.launches.line import (
     AXOLOTL,
     NO_RANKS,
+    TRL,
     Ranks,
     VisibleDevices,
     count_in,
@@ -31,6 +32,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 
+_TRLS = "trl.scripts."
 _DATA = (".yaml", ".yml", ".json")
 
 _DEGREES = (
@@ -127,6 +129,9 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
+    command = next(iter(to_script), "")
+    if name.startswith(_TRLS):  # the module that its command starts
+        name, command = TRL, name.removeprefix(_TRLS)
     is_factory = PurePath(name).name == "llamafactory-cli"
     trains = not is_factory or to_script[:1] == ["train"]  # others chat, export or serve
     if is_factory:
@@ -157,7 +162,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         plugin={one: accelerates[one] for one in (*FLAGS, *OF_NODES) if one in accelerates},
         uses_deepspeed=bool(accelerates.get("use_deepspeed")),
         launcher_flags=launcher,
-        command=next(iter(to_script), ""),
+        command=command,
         set=before,
         visible=visible_devices(accelerates, before),
         accelerator="cpu" if accelerates.get("cpu") is True else accelerator_in(before),

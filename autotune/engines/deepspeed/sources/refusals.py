@@ -264,7 +264,8 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         near = near or misspelt(name.removeprefix("--"), names - {name} - gone.keys()) or ""
         # argparse takes the beginning of a name, and transformers' parser a `no_` before one
         is_short = name in line.arguments and any(one.startswith(name) for one in names - {name})
-        if is_short or name in code or name.removeprefix("no_") in names - {name}:
+        is_word = name.removeprefix("--").isidentifier()
+        if is_short or not is_word or name in code or name.removeprefix("no_") in names - {name}:
             continue
         near, others = ("", near * bool(meant)) if near in given else (near, "")
         facts: dict[str, Any] = {"name": name, "reader": reader, "fix": f"leave {name} out"}
