@@ -335,7 +335,7 @@ WITH_TRAINER += "TrainingArguments)\n"
         (
             "--save_strategy no --bf16 --gradient_accumulation_steps 4",
             {"accumulation": 2},
-            [("huggingface.mismatch", "error"), ("batch.product", "error")],
+            [("huggingface.mismatch", "error")],
         ),
         ("", {"script": "Accelerator()"}, [("accelerate.refused", "error")]),
         ("", {"script": "Accelerator()", "accumulation": 2}, []),

@@ -112,6 +112,8 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
 """Programs whose own settings rules ask for: how each is known, and what it has where nobody says
 (verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
+_ENGINES = {f"model_engine={name}" for name in ("dp", "megatron", "torchtitan", "veomni")}
+"""Words that choose the sections which are recorded."""
 _FIELD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _KEYS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "verl": table_beside(__file__, "verl_keys.json")
@@ -577,7 +579,8 @@ def _unknown_keys(
 ) -> tuple[list[Violation], Mapping[str, str]]:
     """Keys that a program does not have and that no `+` adds, and those that were meant."""
     known, found, meant = _KEYS.get(program, {}), list[Violation](), dict[str, str]()
-    for word in words if known else ():
+    engines = {word.text for word in words if word.text.startswith("model_engine=")}
+    for word in words if known and engines <= _ENGINES else ():
         key, equals, _ = word.text.partition("=")
         parts = key.split(".") if equals and _FIELD.fullmatch(key) else []
         sections = {".".join(parts[:depth]): depth for depth in range(len(parts))}

@@ -138,6 +138,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         if any(word.endswith(_DATA) for word in to_script[:2]):  # it takes no flags behind a file
             script = {f"--{name}": value for name, value in script.items()}
         script |= dict(_settings(to_script))
+    is_axolotl = PurePath(name).name.partition(".")[0] == AXOLOTL  # `--deepspeed` is one more key
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     accelerates = launcher if by_accelerate else {}
     before = {**around.get("variables", {}), **assigned(words[: parts.script_at])}
@@ -173,7 +174,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         accelerate_config=text_or_none(accelerates.get("config_file")),
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
-        named=_named_file(to_script, script) if config is None and trains else None,
+        named=_named_file(to_script, script) if trains and (is_axolotl or not config) else None,
         open_words=tuple(open_words(to_script)),
         is_tuned=kind == "deepspeed" and "autotuning" in launcher,
         is_whole=not any(open_words(words[parts.launcher_at + 1 : parts.script_at])),

@@ -262,8 +262,9 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         meant = next((one for one in _SAME_MEANING if name in one), ())
         near = next((one for one in meant if one in names and one != name), "")
         near = near or misspelt(name.removeprefix("--"), names - {name} - gone.keys()) or ""
-        # argparse takes the beginning of a name, and transformers' parser a `no_` before one
-        is_short = name in line.arguments and any(one.startswith(name) for one in names - {name})
+        # argparse takes the beginning of one name, and transformers' parser a `no_` before it
+        begun = [one for one in names - gone.keys() if one.startswith(name)]
+        is_short = name in line.arguments and len(begun) == 1 and name not in gone
         is_word = name.removeprefix("--").isidentifier()
         if is_short or not is_word or name in code or name.removeprefix("no_") in names - {name}:
             continue
