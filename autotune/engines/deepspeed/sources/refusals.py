@@ -239,7 +239,7 @@ def _misspelt(source: Source) -> Iterator[Violation]:
     A name of another program's is one that means the same here.
     """
     line, reader = source.line, source.reader or trainer_of(source.arguments, source.line.started)
-    taken = None if source.script is None else taken_names(source.script)
+    taken = None if source.script is None or line.reader else taken_names(source.script)
     # A script of another name may be a fork, with arguments of its own.
     is_whole = line.started in COMMANDS or source.arguments_path is not None
     code = "" if source.script is None else read_text(source.script)

@@ -169,6 +169,7 @@ def taken_names(path: Path) -> tuple[frozenset[str], frozenset[str]] | None:
     flags = [one for call in _calls(tree, "add_argument") for one in call.args]
     if (
         not asked
+        or (of_argparse and any(_calls(tree, _PARSER)))
         or any(call.args or call.keywords for call in asked)
         or not parsers <= set().union(*(_made_by(nodes, one) for one in makers))
         or any(_name(one) in shared for one in given)
