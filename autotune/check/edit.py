@@ -96,8 +96,6 @@ def _steps(
 
 
 class _EditedText:
-    """A text, and the nodes in it."""
-
     def __init__(self, text: str, syntax: str, spelled: Mapping[str, str]) -> None:
         self._text, self._spelled = text, spelled
         self._is_json, self._language = syntax != "yaml", language_of(syntax)
@@ -140,7 +138,6 @@ class _EditedText:
         return json.dumps(name) if is_quoted else self._dumped(name, "")
 
     def _lines(self, new: Mapping[str, Any], indent: str) -> str:
-        """New members in lines of their own."""
         found = ""
         for name, value in new.items():
             head = f"{indent}{self._dumped(name, '')}:"
@@ -220,7 +217,6 @@ class _EditedText:
         return self._spliced(start, end, "")
 
     def _line_end(self, at: int) -> int:
-        """Start of the next line."""
         end = self._text.find("\n", at)
         return len(self._text) if end < 0 else end + 1
 

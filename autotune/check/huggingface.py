@@ -188,7 +188,6 @@ _BY_LENGTH = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_s
 
 
 def _compared(key: str) -> tuple[str, ...]:
-    """Names of the arguments that Trainer compares a key with."""
     return _SEVERAL.get(key) or tuple(one.name for one in ARGUMENTS if one.key == key)
 
 

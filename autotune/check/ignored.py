@@ -37,7 +37,6 @@ class Ignored:
         return not (self.everywhere or self.lines)
 
     def holds(self, rule: str, line: int) -> bool:
-        """Whether a finding of a rule at a line is not wanted."""
         patterns = (*self.everywhere, *self.lines.get(line, ()))
         return any(fnmatchcase(rule, pattern) for pattern in patterns)
 

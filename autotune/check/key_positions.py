@@ -58,7 +58,6 @@ class Places:
 
     @cached_property
     def _lines(self) -> Sequence[int]:
-        """Where each line begins."""
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
 

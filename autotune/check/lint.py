@@ -137,7 +137,6 @@ class CheckReport:
 
     @property
     def about(self) -> str:
-        """What was judged, in words."""
         source, environment = self.source, self.environment
         world = "?" if self.world is None else self.world
         place = f"{source.path}" + f", as {source.asked} uses it" * (source.path != source.asked)
@@ -255,8 +254,6 @@ def _as_json(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Looked:
-    """One look at a configuration."""
-
     world: int | None
     world_because: str
     violations: tuple[Violation, ...] = ()

@@ -55,7 +55,6 @@ class MegatronReport(CheckReport):
 
     @property
     def about(self) -> str:
-        """What was judged, in words."""
         world = "?" if self.world is None else self.world
         because = f" ({self.release_because})" if self.release_because else ""
         reader = f"Megatron-LM, Megatron Core {self.release}{because}"

@@ -141,7 +141,6 @@ def takes_job(
 
 
 def _key_flags(command: str) -> Iterator[inspect.Parameter]:
-    """A flag for each key of the job that a command takes."""
     from autotune.job.job import keys_of
 
     for name, key in keys_of(command).items():

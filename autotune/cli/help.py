@@ -96,7 +96,6 @@ class HelpfulGroup(_Helpful, TyperGroup):
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands below what they are for."""
         width = max(map(len, self.commands))
         for title, names in OVERVIEW.items():
             rows = [(f"{n:{width}}", self.commands[n].get_short_help_str(66)) for n in names]

@@ -255,7 +255,6 @@ def _is_cast(p: Plans) -> Column:
 
 
 def _n_scores(p: Plans) -> Column:
-    """Scores of a token that are written."""
     return np.equal(p.flash_attention, 0) * p.n_heads * p.seq_len / p.tp
 
 

@@ -25,7 +25,6 @@ class Cells:
         return self._row.get(key, "").strip()
 
     def is_blank(self, key: str) -> bool:
-        """Whether a cell says nothing."""
         return not self.text(key)
 
     def assume(self, key: str, value: object, why: str = "") -> None:

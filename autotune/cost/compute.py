@@ -84,8 +84,6 @@ class LayerTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Products:
-    """Matrix products of one part of a layer."""
-
     flops: Column = 0.0
     elements: Column = 0.0
     """Moved: operands and results."""
@@ -277,7 +275,6 @@ def _is_narrow(p: Plans) -> Column:
 
 
 def _adds_biases(p: Plans) -> Column:
-    """Whether experts' biases are added apart from their products."""
     return p.expert_biases * p.grouped_experts * (1.0 - p.fused_experts)
 
 

@@ -185,11 +185,9 @@ class ForecastBasis:
         return found
 
     def time_kinds(self) -> RunKinds:
-        """The kind of each step time."""
         return self._kinds(self.layer_s < _SMALL_LAYER_S)
 
     def memory_kinds(self) -> RunKinds:
-        """The kind of each peak."""
         return self._kinds(self.peak_bytes < _SMALL_BYTES)
 
     def _kinds(self, is_small: Flags) -> RunKinds:
@@ -205,7 +203,6 @@ class LogSpread(PlanColumns):
     high: Values
 
     def below(self, limit: Column, predicted: Values) -> Values:
-        """The probability that a figure stays below a limit."""
         room = np.log(limit / predicted)
         reach = np.where(room < 0, self.low, self.high)
         return below(END * room / np.maximum(reach, 1e-9))
@@ -261,7 +258,6 @@ class Margin(PlanColumns):
         return "" if self.evidence is None else self.evidence.names[self.evidence.which[index]]
 
     def judge(self, prediction: Prediction) -> Prediction:
-        """Predictions with the probability that each fits."""
         fits = self.peak_memory.below(prediction.plans.memory_bytes, prediction.peak_memory_bytes)
         return replace(prediction, fit_probability=fits)
 

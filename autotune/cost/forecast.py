@@ -56,7 +56,6 @@ class SeenErrors:
     """Trials that they come from: one may have taught times, peaks or both."""
 
     def join(self, other: Self) -> "SeenErrors":
-        """Those of both."""
         return SeenErrors(
             times=self.times.join(other.times),
             peaks=self.peaks.join(other.peaks),
@@ -81,7 +80,6 @@ class Forecast(PlanColumns):
 
     @property
     def peak_features(self) -> Features:
-        """Candidates as the error of the peak sees them."""
         return self.features if self.memory_features is None else self.memory_features
 
     def errors(

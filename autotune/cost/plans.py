@@ -86,7 +86,6 @@ class PlanColumns:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def take(self, rows: Rows) -> Self:
-        """Some of the rows, in this order."""
         found = self.columns()
         for name, column in found.items():
             if isinstance(column, np.ndarray):

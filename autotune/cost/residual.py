@@ -80,7 +80,6 @@ class Seen(PlanColumns):
     def here(
         cls, features: Features, log_ratio: Floats, side: Sequence[float] | None = None
     ) -> "Seen":
-        """Trials of this study."""
         n = len(features)
         return cls(
             features=features,

@@ -401,7 +401,6 @@ def _usual_stage(cells: Cells, traits: Traits, columns: Mapping[str, float]) -> 
 
 
 def _recompute_and_offload(cells: Cells, traits: Traits) -> dict[str, float]:
-    """Columns of recomputation and offload."""
     text = cells.text("recompute")
     every = re.fullmatch(r"every_([1-9]\d{0,8})", text)
     modules = recomputed_modules(cells)

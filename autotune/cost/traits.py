@@ -69,7 +69,6 @@ class Traits:
 
     @property
     def word(self) -> str:
-        """How a table says it."""
         return self.spelled or self.name
 
 

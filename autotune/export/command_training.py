@@ -51,7 +51,6 @@ class CommandFiles:
     """File of the export -> the user's file in whose place it belongs: no word names that."""
 
     def with_file(self, name: str, text: str, about: str) -> "CommandFiles":
-        """The same with one more file."""
         files, described = {**self.files, name: text}, {**self.about, name: about}
         return dataclasses.replace(self, files=files, about=described)
 
@@ -178,7 +177,6 @@ class CommandTraining:
         return parts_of(self.words)
 
     def command(self) -> list[str]:
-        """The user's command with the edits in it."""
         words = self.words
         for path, name in self.names_of_files.items():
             words = self._with_file(words, path, name)
@@ -198,7 +196,6 @@ class CommandTraining:
             yield self._where(key), value
 
     def arguments_in_code(self) -> Iterator[tuple[str, Any]]:
-        """Those of Trainer's arguments, each with its place."""
         where = "TrainingArguments in your code"
         if self.script.description.get("parses_arguments"):
             where = f"the words that {self.words[0]} starts your script with"
@@ -335,7 +332,6 @@ class CommandTraining:
                 yield key, value
 
     def with_argument(self, words: list[str], name: str, value: Any) -> list[str]:
-        """A command in which one of Trainer's arguments has a value."""
         framework = self.script.framework
         name, value = as_argument_of(framework, name, value)
         text = str(value)

@@ -299,7 +299,6 @@ class _DataFile:
                 self._put(self._path, (key,), value, place=place)
 
     def _put(self, path: Path, at: tuple[str, ...], value: Any, *, place: str = "") -> None:
-        """A value for a file, or one to tell, with its place."""
         if place:
             self.left.append(Left(what=_in_words(".".join(at), value), place=place))
         else:

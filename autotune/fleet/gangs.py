@@ -179,8 +179,6 @@ class GangAllocator:
 
 @dataclass(frozen=True, kw_only=True)
 class _NodeShare:
-    """Slots of one node for a gang."""
-
     slots: tuple[Slot, ...]
     cost: tuple[int, int, int]
     """Faults there lately, domains that it touches, slots of the node that it leaves free."""

@@ -38,7 +38,6 @@ class FleetOptions:
 
     @property
     def is_of_each_kind(self) -> bool:
-        """Whether a search of each kind of device is asked for."""
         return self.kind == EACH_KIND
 
     def wait_s(self, default_s: float) -> float:
@@ -52,7 +51,6 @@ class FleetOptions:
         return parse_seconds(self.wait, where=f"{flag('fleet_option')} wait")
 
     def takes(self, device_name: str) -> bool:
-        """Whether nodes with a device of this name are taken."""
         name, kind = device_name.casefold(), self.kind.casefold()
         return name == kind[1:] if kind.startswith("=") else kind in name
 

@@ -584,7 +584,6 @@ def keys_of(command: str) -> dict[str, JobKey]:
 
 
 def _completed(name: str, field: FieldInfo) -> JobKey:
-    """A field's key with what the field says."""
     key = next(one for one in field.metadata if isinstance(one, JobKey))
     words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
     limits = {n: getattr(one, n) for n in words for one in field.metadata if hasattr(one, n)}

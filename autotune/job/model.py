@@ -77,7 +77,6 @@ class Model:
 
     @property
     def balances_routers(self) -> bool:
-        """Whether a loss of the routers is added to that of the model."""
         return bool(self.source.get("config", {}).get("output_router_logits"))
 
     def supports_sp(self, seq_len: int) -> bool:

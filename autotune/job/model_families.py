@@ -477,7 +477,6 @@ def _windowed(keys: _Keys, windows: str, layers: int) -> list[bool]:
 
 
 def _dense_layers(keys: _Keys, family: Family, layers: int) -> Sequence[int]:
-    """Layers of a mixture that have no experts."""
     if family.dense == "first_k_dense_replace":
         return range(min(layers, keys.number(family.dense)))
     if not family.dense:

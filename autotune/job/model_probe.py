@@ -177,7 +177,6 @@ def _expert_names(module: nn.Module, n_experts: int) -> set[str]:
 
 
 def _windows(config: Any) -> dict[str, int]:
-    """The window of attention, and the layers that have it."""
     text = _text_config(config)
     named = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size"))
     window = next((value for value in named if type(value) is int and value > 0), 0)

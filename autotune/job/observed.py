@@ -197,7 +197,6 @@ class Observed(Stored):
 
     @property
     def is_trainer(self) -> bool:
-        """Whether TrainingArguments reach it."""
         return self.framework in _TRAINERS and bool(self.arguments)
 
     @property
@@ -333,7 +332,6 @@ class Observed(Stored):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its samples are made of tokens."""
         return any(self.description.get("lengths", ()))
 
     @property

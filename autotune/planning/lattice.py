@@ -58,7 +58,6 @@ class Lattice:
 
     @property
     def n_judged(self) -> int:
-        """Candidates of the lattice that were judged, one by one."""
         return len(self.candidates) if self.judge is None else len(self._verdicts)
 
     def is_legal(self, place: int) -> bool:

@@ -36,7 +36,6 @@ class Learned:
 
     @property
     def n_trials(self) -> int:
-        """Trials that the errors come from."""
         return self.recalled.n_trials
 
     def correct(self, prediction: Prediction) -> tuple[Prediction, Margin]:

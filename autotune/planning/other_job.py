@@ -41,7 +41,6 @@ class OtherJob:
 
     @property
     def described(self) -> str:
-        """The candidate in words."""
         return self.outlook.engine.describe(self.candidate)
 
     def speedup(self, job: Job, step_time_s: float) -> float:

@@ -121,7 +121,6 @@ class Ranking(LegalRows):
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """The candidates that no rule has refused."""
         return self.outlook.lattice.candidates
 
     @property
@@ -135,7 +134,6 @@ class Ranking(LegalRows):
         return self.choices.min_fit
 
     def described(self, index: int) -> str:
-        """A candidate in words."""
         return self.outlook.engine.describe(self.candidates[index])
 
     @property

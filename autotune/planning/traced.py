@@ -32,7 +32,6 @@ class TracedEstimate(JudgedCandidate):
 
     @property
     def memory(self) -> Memory:
-        """Memory at the fullest moment."""
         return max(self.phases.values(), key=lambda memory: float(memory.peak_bytes))
 
 

@@ -339,7 +339,6 @@ class Study:
             return {}
 
     def facts(self) -> Facts:
-        """The same, each that is sound."""
         return Facts.of(self.read_state())
 
     def checked_facts(self) -> Facts:

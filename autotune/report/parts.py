@@ -46,7 +46,6 @@ class Cells:
 
     @property
     def numbers(self) -> list[int]:
-        """Places of the columns of numbers."""
         return [i for i, mark in enumerate(self.marks) if ">" in mark]
 
 

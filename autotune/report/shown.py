@@ -30,7 +30,6 @@ class Shown(Generic[Value]):
     def of(
         cls, value: Value, show: Callable[[Console, Value], None], data: Callable[[Value], Any]
     ) -> Self:
-        """A value with what prints it and what makes JSON of it."""
         return cls(
             value=value, show=lambda console: show(console, value), data=lambda: data(value)
         )

@@ -113,7 +113,6 @@ _OF_STORY = ("answer", "best", "baseline", "best_row", "is_both", "running")
 
 
 def _values(story: Story) -> dict[str, Any]:
-    """What the templates tell of."""
     answer, best, baseline = story.answer, story.best, story.baseline
     gain = None if answer is None else answer.speedup
     specs = [trial.spec for trial in story.history.trials]

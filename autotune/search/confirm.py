@@ -96,7 +96,6 @@ class Comparison:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ran to its end."""
         return self._progress.round is None
 
     @property

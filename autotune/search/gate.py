@@ -65,7 +65,6 @@ class Look:
 
     @property
     def verdict(self) -> GateVerdict:
-        """What they show so far."""
         then_bytes = self.reference.standing.peak_memory_bytes or math.inf
         known = [run.peak_memory_bytes for run in self.runs if run.peak_memory_bytes is not None]
         least_bytes = min(known, default=0)

@@ -98,7 +98,6 @@ class CandidateTrials:
 
     @property
     def trial(self) -> int:
-        """Number of the trial that stands for it."""
         return self.number if self.result is None else self.result.number
 
     @property
@@ -254,14 +253,12 @@ class History:
 
     @cached_property
     def tried(self) -> tuple[CandidateTrials, ...]:
-        """The candidates in the order in which they were first tried."""
         return tuple(self._by_hash.values())
 
     def find(self, candidate: Candidate) -> CandidateTrials | None:
         return self._by_hash.get(candidate.hash)
 
     def of_hash(self, key: str) -> CandidateTrials:
-        """The trials of a candidate that is known to have some."""
         return self._by_hash[key]
 
     @cached_property

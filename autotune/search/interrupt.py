@@ -34,7 +34,6 @@ class Interrupt:
 
     @property
     def ending(self) -> bool:
-        """Whether what runs has to end now."""
         return self._requests >= 2
 
     def wait(self, seconds: float) -> None:

@@ -272,7 +272,6 @@ class ProposalStage(SearchStage):
 
     @property
     def n_left(self) -> int:
-        """Trials of these that have not ended."""
         return max(0, self.n_budget - n_done(self._history))
 
     def next_run(self) -> Run | None:
@@ -389,7 +388,6 @@ class ComparisonStage(SearchStage):
         )
 
     def next_run(self) -> Run | None:
-        """The next run of this round, or the first of the next one."""
         return next(iter(self.missing), None)
 
 

@@ -53,7 +53,6 @@ class Objective:
         return tried.own_figure if is_sound else None
 
     def figures(self, history: History) -> Mapping[str, Standing]:
-        """The figures of all candidates that have one, by hash."""
         figures = ((t.candidate.hash, self.figure(t)) for t in history.tried)
         return history.once(("figures", self), lambda: {k: f for k, f in figures if f is not None})
 

@@ -35,7 +35,6 @@ class Axis:
 
     @property
     def distribution(self) -> BaseDistribution:
-        """Source of proposals."""
         if self.is_log2:
             exponents = [self.encode(value) for value in self.values]
             return IntDistribution(int(min(exponents)), int(max(exponents)))
@@ -45,7 +44,6 @@ class Axis:
         return int(math.log2(float(value))) if self.is_log2 else value
 
     def decode(self, stored: KnobValue) -> KnobValue:
-        """The knob's value of what Optuna proposes."""
         return 2 ** int(stored) if self.is_log2 else stored
 
 

@@ -85,13 +85,11 @@ class Runs:
 
     @cached_property
     def figures(self) -> dict[tuple[str, int], TrialResult]:
-        """The result that counts of each run that has a figure."""
         counted = ((at, counting(trials)) for at, trials in sorted(self.trials.items()))
         return {at: run for at, run in counted if run is not None and is_figure(run)}
 
     @cached_property
     def logs(self) -> Logs:
-        """Log samples/s of each run with a figure."""
         logs: dict[str, dict[int, float]] = {}
         for (key, number), run in self.figures.items():
             logs.setdefault(key, {})[number] = log_rate(run)
@@ -149,7 +147,6 @@ class Rounds(ABC):
 
     @property
     def runs(self) -> Runs:
-        """What the record holds of these rounds."""
         return Runs.of(self.runner.history.trials, self.first_round)
 
     @property

@@ -68,7 +68,6 @@ class Runner:
         return len(self._handles)
 
     def note(self, text: str) -> None:
-        """Keep a note, and hand it on."""
         self.notes.append(text)
         self._tell(text)
 

@@ -411,7 +411,6 @@ class Steering:
         return frozenset(candidates[row].hash for row in np.flatnonzero(is_above).tolist())
 
     def _believed(self, history: History, candidates: Sequence[Candidate]) -> Posterior:
-        """The calibrated forecast of some candidates of one kind."""
         kind = _kind(candidates[0])
         tried = [t for t in _telling(history) if _kind(t.candidate) == kind]
         return Posterior(

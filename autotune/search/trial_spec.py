@@ -106,7 +106,6 @@ class Run:
         return Fidelity(layers=form.layers, world=None if form.world == full.world else form.world)
 
     def again(self, trials: Iterable[Trial], to_repeat: Collection[int]) -> "Run":
-        """The same with what it retries or repeats of the trials that there are of it."""
         ran = tuple(trials)
         repeat_of = owed_repeat(ran, to_repeat)
         failed = [

@@ -121,7 +121,6 @@ class WayRunner(Rounds):
         return sorted(way.changes, key=alone, reverse=True)
 
     def round_after(self, n_rounds: int) -> Round | None:
-        """Everybody in each round."""
         keys = tuple(self._members(self._corners)) if n_rounds < self.n_rounds else ()
         return Round(keys=keys) if keys else None
 

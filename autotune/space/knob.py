@@ -245,7 +245,6 @@ class Knob:
 
     @property
     def menu(self) -> str:
-        """The same with a title."""
         return f"legal values: {self.values_in_words}"
 
 

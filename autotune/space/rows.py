@@ -71,7 +71,6 @@ class CandidateRows(Sequence[Candidate]):
         return int(left[0]) if len(left) else None
 
     def take(self, rows: Indices) -> "CandidateRows":
-        """Some of the candidates, in this order."""
         return CandidateRows(
             table=self.table.take(rows), world=self.world, global_batch=self.global_batch
         )

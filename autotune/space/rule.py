@@ -280,7 +280,6 @@ class Violation(Objection):
 
     @property
     def level(self) -> Level:
-        """How much it weighs."""
         return "note" if self.is_note else level_of(self.consequence)
 
 

@@ -56,7 +56,6 @@ class Table:
         return {name: value for name, value in found.items() if value is not None}
 
     def take(self, rows: Indices | slice) -> "Table":
-        """Some of the rows, in this order."""
         codes = {name: codes[rows] for name, codes in self.codes.items()}
         n = len(range(self.n)[rows]) if isinstance(rows, slice) else len(rows)
         return Table(n=n, levels=self.levels, codes=codes)

@@ -104,7 +104,6 @@ def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Modul
 
 
 def _explained(what: str, error: Exception) -> NotUsableError:
-    """Remedy for the user."""
     where = _place(error)
     raised = one_line(error)
     text = f"{what} cannot be traced: {raised}{where}"

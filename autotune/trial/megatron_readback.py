@@ -159,7 +159,6 @@ def _stages(chunks: Sequence[Any]) -> str:
 
 
 def _n_mtp_layers(chunks: Iterable[Any]) -> int:
-    """Layers of these chunks that predict further tokens."""
     blocks = (getattr(unwrapped(chunk), "mtp", None) for chunk in chunks)
     return sum(len(block.layers) for block in blocks if block is not None)
 
@@ -247,6 +246,5 @@ def states(training: Any) -> dict[str, int]:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each once."""
     unique = {(tensor.data_ptr(), tensor.numel()): tensor for tensor in tensors}
     return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())

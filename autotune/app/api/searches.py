@@ -170,8 +170,6 @@ def search(
 
 
 class _CallObserver(Observer):
-    """Shows a search to whoever called it."""
-
     def __init__(self, session: Session, progress: Progress | None, note: Say) -> None:
         is_notebook = Console().is_jupyter
         context, objective = session.lattice.context, session.job.objective.name

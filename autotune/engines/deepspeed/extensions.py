@@ -185,7 +185,6 @@ def _check_own(folder: Path) -> None:
 
 
 def _refused(folder: Path, error: OSError) -> FleetError:
-    """The error of a folder that cannot be used."""
     why = error.strerror or error
     return FleetError.of("engines.deepspeed.folder_of_extensions", folder=folder, why=why)
 
@@ -382,7 +381,6 @@ def _lock_files(folder: Path) -> list[Path]:
 
 
 def _open_files() -> set[str]:
-    """Paths that the processes of this user have open."""
     opened: set[str] = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or it is another user's
@@ -406,7 +404,6 @@ def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
 
 
 def _exists(name: str) -> bool:
-    """Whether the installed DeepSpeed has such an extension."""
     builders = Path(_location("deepspeed") or "").parent / "ops" / "op_builder"
     return (builders / f"{name}.py").exists()
 

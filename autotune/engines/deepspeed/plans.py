@@ -111,7 +111,6 @@ class _Rows:
         return candidate.precision(self.job.precision)
 
     def of(self, function: Callable[[Candidate], float]) -> Floats:
-        """A number of each."""
         return answers_of(self.candidates, function).of(float)
 
     def number(self, knob: str) -> Floats:

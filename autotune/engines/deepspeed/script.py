@@ -267,8 +267,6 @@ class ScriptEngine(DeepSpeedEngine):
         )
 
     def _arguments(self, candidate: Candidate) -> dict[str, KnobValue]:
-        """Trainer's arguments that a candidate changes."""
-
         def differs(knob: str) -> bool:
             is_argument = self._reach.ways.get(knob) == "arguments"
             return is_argument and candidate.get(knob) != self.unchanged.get(knob)

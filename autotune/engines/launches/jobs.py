@@ -111,6 +111,5 @@ def _exported(variables: Mapping[str, str]) -> str:
 
 
 def _texts(members: Mapping[str, Any], name: str) -> list[Any]:
-    """The nodes of a list of texts."""
     items = members[name].value if isinstance(members.get(name), yaml.SequenceNode) else ()
     return list(items) if all(isinstance(one, yaml.ScalarNode) for one in items) else []

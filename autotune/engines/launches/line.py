@@ -107,7 +107,6 @@ class VisibleDevices:
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return len(self.names.split(","))
 
 
@@ -165,7 +164,6 @@ class Ranks:
 
     @property
     def n_nodes(self) -> int:
-        """Nodes of its ranks, as far as it says."""
         counted = self.world and self.per_node and self.world // self.per_node
         return max(counted or 1, self.nodes or 1)
 
@@ -175,7 +173,6 @@ class Ranks:
         return f", with {self.default}: another with {flag('world')}" if self.default else ""
 
     def of(self, world: int | None, per_node: int | None = None) -> "Ranks":
-        """The same with so many ranks."""
         return replace(self, world=world, per_node=per_node)
 
 

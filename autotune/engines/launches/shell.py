@@ -127,8 +127,6 @@ _Changes = dict[str, Value | None]
 
 
 class _Truth(NamedTuple):
-    """Whether a command holds."""
-
     holds: bool | None
     """None: only the shell knows."""
     may_differ: bool = False
@@ -195,7 +193,6 @@ class Command:
 
     @property
     def line(self) -> int:
-        """The line of the file on which it begins."""
         return line_of(self.text, max(0, self.start))
 
     @property
@@ -206,7 +203,6 @@ class Command:
 
     @property
     def fix_of_lost(self) -> str:
-        """What joins it to the command above."""
         if self.path != self.placed:
             return f"end the line above it in {self.path} with a backslash"
         if _COMMENT_END.search(self.text.split("\n")[self.line - 2]):
@@ -574,7 +570,6 @@ class _Reader:
 
     @contextlib.contextmanager
     def _scope(self, given: _Changes | None = None) -> Iterator[_Changes]:
-        """Keep apart what is changed inside."""
         outer, changes = self._variables, {} if given is None else given
         self._variables = outer.new_child(changes)
         try:

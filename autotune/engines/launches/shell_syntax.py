@@ -236,7 +236,6 @@ class _Parser:
         return self._tokens[self._at - 1]
 
     def _pass(self, *texts: str) -> None:
-        """Pass such tokens."""
         while self._ahead() in texts:
             self._at += 1
 

@@ -512,7 +512,6 @@ def _all_hold(terms: str, rows: Columns) -> Truth:
 
 
 def _with_each_value(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that have each value of each knob at least once."""
     if not isinstance(candidates, Layouts):
         return list(candidates)
     firsts = [np.unique(column, return_index=True)[1] for column in candidates.columns.values()]

@@ -751,7 +751,6 @@ class _Arguments:
         """Flags of no release, which the script may add."""
 
     def take(self, words: Sequence[Word]) -> None:
-        """Read the words behind a script."""
         at = 0
         while at < len(words):
             end = at + 1

@@ -102,7 +102,6 @@ def _needs(terms: str, needed: str) -> tuple[str, str]:
 
 
 def _excludes(terms: str, other: str) -> tuple[str, str]:
-    """The same of terms that exclude something."""
     more = "" if other in LayoutTask.__dataclass_fields__ else f", or without {_in_words(other)}"
     message = f"{_subject(terms)}: excludes {_in_words(other)}"
     return message, f"do without {_chosen(terms)}{more}"
@@ -157,7 +156,6 @@ loss where they count as layers, and of `most_chunks` each has a layer or one of
 
 
 def _names_in(terms: Sequence[str]) -> tuple[str, ...]:
-    """The columns and facts that terms ask for."""
     known = {*KNOBS, "dp", "grad_accum", "recompute_layers", *LayoutTask.__dataclass_fields__}
     tests = (test for term in terms for test in tests_of(term))
     words = [word for test in tests for part in test for word in part.split("*")]

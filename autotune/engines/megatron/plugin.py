@@ -44,7 +44,6 @@ class Megatron(EnginePlugin):
     config_file = ARGUMENTS_FILE
 
     def needed(self, job: Job) -> Sequence[EnginePackage]:
-        """A checkout has Megatron Core in it."""
         return self.packages if job.megatron_path is None else ()
 
     def knob_of(self, key: str) -> str:

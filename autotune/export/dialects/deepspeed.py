@@ -107,7 +107,6 @@ class DeepSpeedFiles(Dialect):
 
 
 def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
-    """Values for the template of the README."""
     config = json.loads(handout.exported[CONFIG_FILE])
     return {
         "recompute": "none",

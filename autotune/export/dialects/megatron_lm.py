@@ -82,7 +82,6 @@ class MegatronArguments(MegatronRuns):
     def trained(
         self, settings: Mapping[str, Any], arguments: dict[str, Any], environment: Environment
     ) -> tuple[Workload, Layout]:
-        """A trial of the checkout that the environment or the settings name."""
         checkout = Path(os.environ.get(_CHECKOUT) or str(settings["megatron_path"])).absolute()
         if not (checkout / SCRIPT).is_file():
             raise JobError.of("export.no_folder_named", script=SCRIPT, checkout=_CHECKOUT)

@@ -58,7 +58,6 @@ class NodePart:
 
     @property
     def first_rank(self) -> int:
-        """Rank of the first one here."""
         return self.node * len(self.devices)
 
     def rendezvous(self, port: int) -> Rendezvous:

@@ -280,7 +280,6 @@ def _wanted(shape: list[int] | None) -> list[tuple[str, int]]:
 
 
 def _there() -> str:
-    """What the cluster has, in words."""
     n_nodes = sum(node["Alive"] for node in ray.nodes())
     total, free = ray.cluster_resources(), ray.available_resources()
     parts = [

@@ -189,7 +189,6 @@ class StudyComparison:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the templates tell of."""
         return {
             "comparison": self,
             "names": list(self.stories),
@@ -267,7 +266,6 @@ class Against(Verdict, Speedup):
 
     @property
     def decides(self) -> bool:
-        """Whether the faster one is the one to use."""
         is_alike = len({story.context.world for story in self.sides}) == 1
         asked = {(s.facts.origin, s.objective.wish.name) for s in self.sides}
         is_by_speed = asked == {(Origin.MEASURED, "samples_per_s")}

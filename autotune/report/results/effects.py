@@ -134,7 +134,6 @@ def _pair(
         after=after.trial,
         ratio=ratio,
         is_interleaved=gain is not None,
-        is_proven=ratio.is_told_apart
-        and (gain is not None or not figures[0].overlaps(figures[1])),
+        is_proven=ratio.is_told_apart and (gain is not None or is_apart),
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )

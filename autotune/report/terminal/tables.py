@@ -206,7 +206,6 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def _named(facts: Iterable[tuple[str, RenderableType]], width: int) -> Table:
-    """Names of a width, each with what wraps beside it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=width, style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")

@@ -11,7 +11,6 @@ class Calibrated(Tpe):
     goes_by_forecast = True
 
     def propose(self, request: Request) -> Candidate | None:
-        """The candidate of the best row of the forecast."""
         steering = request.steering
         if steering is None or not steering.steers:
             return super().propose(request)

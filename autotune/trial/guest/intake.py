@@ -75,7 +75,6 @@ class Intake:
 
     @property
     def micro_batches(self) -> list[int]:
-        """Samples of each micro-batch of the step at hand."""
         found: dict[int, int] = {}
         for forward in self._trained():
             found[forward.backward] = found.get(forward.backward, 0) + forward.samples
@@ -91,7 +90,6 @@ class Intake:
         return self._earlier_lengths.union(self.lengths)
 
     def add(self) -> None:
-        """Add the step that is decided on to those that are measured."""
         self._steps.append(self.decided or self.counted())
 
     def counted(self) -> tuple[int, int, int]:

@@ -141,8 +141,6 @@ def _signals_in_log(folder: Path, code: int, n_ranks: int) -> dict[int, int]:
 
 
 class _RanksWatch:
-    """A command and its ranks on this machine."""
-
     def __init__(
         self, process: "subprocess.Popen[bytes]", folder: Path, closing: contextlib.ExitStack
     ) -> None:
@@ -159,7 +157,6 @@ class _RanksWatch:
 
     @property
     def n_ranks(self) -> int:
-        """How many ranks have begun."""
         return len(self._running) + len(self.ended)
 
     def command_ends_within(self, most_s: float) -> bool:

@@ -208,7 +208,6 @@ def end_preparing() -> None:
 
 
 def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:
-    """Whether a file, or one in a folder, is older than a moment."""
     with contextlib.suppress(OSError):
         return any(os.lstat(file).st_ctime < moment_s for file in _files_in(path))
     return False

@@ -415,7 +415,6 @@ class Guest(Rank):
     def on_error(
         self, show: Function, kind: type[BaseException], error: BaseException, trace: Any
     ) -> None:
-        """An error that nobody caught."""
         show(kind, error, trace)
         if isinstance(error, KeyboardInterrupt) or not self._is_here:
             return

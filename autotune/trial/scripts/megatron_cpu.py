@@ -75,8 +75,6 @@ def install() -> None:
 
 
 class _Kernels(types.ModuleType):
-    """A module of kernels of which each does nothing."""
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -370,8 +368,6 @@ class _HostStream:
 
 
 class _HostEvent(_HostStream):
-    """A moment of such a device."""
-
     def record(self, *_: Any) -> None:
         self._at_s = time.perf_counter()
 

@@ -113,7 +113,6 @@ class Setup:
 
     @property
     def version(self) -> str:
-        """Release of DeepSpeed."""
         return self.environment.deepspeed_version
 
     def is_at_least(self, release: str, *, before: str = "") -> bool:
@@ -122,7 +121,6 @@ class Setup:
         return is_at_least(self.version, release) and not is_late
 
     def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
-        """The same setup with another configuration."""
         return replace(self, ds_config=ds_config)
 
     def section(self, name: str) -> Mapping[str, Any]:
@@ -140,7 +138,6 @@ class Setup:
 
     @cached_property
     def stage(self) -> int:
-        """ZeRO stage."""
         stage = self.zero.get("stage", 0)
         return int(stage) if stage in (0, 1, 2, 3) else 0
 
@@ -293,7 +290,6 @@ class Setup:
 
     @property
     def runs_zenflow(self) -> bool:
-        """Whether the device is one that ZenFlow runs on at the stage."""
         return self.stage < 3 or self.accelerator == "cuda"
 
     @cached_property

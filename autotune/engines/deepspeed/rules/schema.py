@@ -386,7 +386,6 @@ def _parameters(setup: Setup, path: str) -> Sequence[str]:
 
 @lru_cache(maxsize=256)
 def _names(path: str, version: str) -> tuple[str, ...]:
-    """Names of a section that a release knows."""
     return tuple(
         name
         for name, key in SECTIONS[path].keys.items()
@@ -395,7 +394,6 @@ def _names(path: str, version: str) -> tuple[str, ...]:
 
 
 def _can_hold(setup: Setup, path: str) -> bool:
-    """Whether a configuration has a section, or can be given one."""
     content: Any = setup.ds_config
     for part in path.split(".") if path else ():
         content = content.get(part)

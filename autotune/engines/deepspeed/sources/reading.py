@@ -178,7 +178,6 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of which it is made."""
         named = None if self.line.named is None else Path(self.line.named)
         every = (self.path, self.accelerate.path, self.arguments_path, named, *self.sourced)
         return tuple(path for path in every if path is not None)

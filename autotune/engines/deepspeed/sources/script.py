@@ -78,7 +78,6 @@ def own_defaults(path: Path) -> frozenset[str] | None:
 
 
 def _trls_parsed(tree: ast.AST) -> str | None:
-    """The one configuration of TRL's that a script hands to a parser."""
     calls = [*_calls(tree, "TrlParser"), *_calls(tree, _PARSER)]
     found = [_name(one) for call in calls for one in _classes(call) if _name(one) in _TRLS]
     return found[0] if len(found) == 1 and not any(_calls(tree, "set_defaults")) else None
@@ -527,7 +526,6 @@ def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
 
 
 def _classes(call: ast.Call) -> list[ast.expr]:
-    """Classes that the parser is given."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg == "dataclass_types")]
     first = given[0] if given else None
     if isinstance(first, ast.Tuple | ast.List):

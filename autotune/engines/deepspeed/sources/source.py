@@ -460,7 +460,6 @@ class _Asked:
 
 
 def _read(path: Path, text: str, asked: _Asked) -> list[Source]:
-    """The configurations of a file."""
     file = _accelerates_file(asked.line, path, asked.accelerate)
     sections = sections_of(text, path, asked.line, has_accelerate=file.path is not None)
     return [_source(section, asked, file) for section in sections]
@@ -712,7 +711,6 @@ def _script(name: str, asked: Path) -> Path | None:
 
 
 def _counted(ranks: int | None, split: int, tells: str) -> tuple[int | None, str]:
-    """The ranks that DeepSpeed counts, and what tells them."""
     if ranks is None or split == 0 or ranks % split:
         return None, "not known: rules that need it say nothing"
     return ranks // split, tells if split == 1 else f"{ranks} ranks, {split} to a model"
