@@ -83,9 +83,7 @@ def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) 
 
 
 @pytest.mark.parametrize(("n_reported", "code"), [(2, 0), (1, 1)])
-def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
-    folder: Path, n_reported: int, code: int
-) -> None:
+def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(folder, n_reported, code):
     for rank in range(2):
         program = subprocess.Popen(["true"])
         program.wait()
@@ -186,18 +184,14 @@ def test_the_kernel_says_which_rank_a_signal_ended_whatever_started_it(folder: P
     ],
     ids=["no Python", "nothing trained"],
 )
-def test_a_command_that_starts_no_rank_says_why(
-    folder: Path, capfd: pytest.CaptureFixture[str], program: list[str], says: str
-) -> None:
+def test_a_command_that_starts_no_rank_says_why(folder, capfd, program, says):
     given = launcher.guest_environment(os.environ, folder, "0") | {GUEST_ENV: str(folder)}
     process = subprocess.Popen(program, env=given)
     assert launcher.wait(process, folder, 1) == 1
     assert says in capfd.readouterr().err
 
 
-def test_a_rank_that_is_not_reached_is_not_waited_for(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_is_not_reached_is_not_waited_for(folder, capfd):
     """It has a number, imports torch, and has never said that it is a rank."""
     script = "import torch, time; time.sleep(100)"
     given = {**os.environ, "RANK": "3", "LOCAL_RANK": "1"}

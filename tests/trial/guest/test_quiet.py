@@ -67,9 +67,7 @@ def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_saved_before_the_engine_is_there_may_be_read(
-    saving: Any, tmp_path: Path, trial: Path
-) -> None:
+def test_what_is_saved_before_the_engine_is_there_may_be_read(saving, tmp_path, trial):
     watch(trial, 0.0)
     saving.save(torch.ones(3), tmp_path / "cache.pt")
     watch(trial, math.inf)
@@ -81,9 +79,7 @@ def test_what_is_saved_before_the_engine_is_there_may_be_read(
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_small_may_be_read_later_on_as_well(
-    saving: Any, tmp_path: Path, trial: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_small_may_be_read_later_on_as_well(saving, tmp_path, trial, monkeypatch):
     """As by a script that goes back to its best weights, which it copies from its last ones."""
     monkeypatch.setattr(quiet, "_most_bytes", 12_000)
     last, best, other = tmp_path / "out" / "last.pt", tmp_path / "best.pt", tmp_path / "other.pt"
@@ -202,9 +198,7 @@ def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path, trial: Path) -
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "replace"), (shutil, "move")])
-def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
-    tmp_path: Path, trial: Path, module: ModuleType, name: str
-) -> None:
+def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(tmp_path, trial, module, name):
     for folder in ("tmp", "out"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "model.pt").write_text(folder)
@@ -216,9 +210,7 @@ def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
 
 
 @pytest.mark.usefixtures("files")
-def test_what_a_script_prepares_goes_with_the_trial(
-    saving: Any, tmp_path: Path, trial: Path
-) -> None:
+def test_what_a_script_prepares_goes_with_the_trial(saving, tmp_path, trial):
     class PreTrainedTokenizerBase:
         def save_pretrained(self, folder: Path, push_to_hub: bool = False) -> None:
             assert not push_to_hub
@@ -256,9 +248,7 @@ def _now(folder: Path) -> float:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_file_that_the_script_writes_under_a_name_again_is_its_own(
-    saving: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_the_script_writes_under_a_name_again_is_its_own(saving, tmp_path):
     tmp, state = tmp_path / "tmp", tmp_path / "state.json"
     saving.save(torch.ones(3), tmp)
     os.replace(tmp, tmp_path / "model.pt")
@@ -283,9 +273,7 @@ def test_other_files_are_the_script_s_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_folders_for_what_was_not_written_are_gone_and_others_stay(
-    tmp_path: Path, trial: Path
-) -> None:
+def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path, trial):
     (tmp_path / "theirs").mkdir()
     quiet._journal.unlink()
     os.makedirs(tmp_path / "out" / "step_1", exist_ok=True)
@@ -320,9 +308,7 @@ def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
 
 @pytest.mark.parametrize("tag", [None, "step7"])
 @pytest.mark.parametrize("before", ["", "zero_pp_rank_0_", "layer_0_expert_0_"])
-def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(
-    tmp_path: Path, before: str, tag: str | None
-) -> None:
+def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(tmp_path, before, tag):
     """DeepSpeed refuses the weights and states of another ZeRO stage."""
 
     class DeepSpeedEngine:
@@ -370,9 +356,7 @@ def test_trainer_neither_saves_nor_evaluates_nor_reports() -> None:
     assert not hasattr(arguments, "evaluation_strategy"), "their version has no such field"
 
 
-def test_boards_are_written_where_the_trial_s_temporary_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boards_are_written_where_the_trial_s_temporary_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "scratch", lambda: tmp_path)
 
     class SummaryWriter:
@@ -387,9 +371,7 @@ def test_boards_are_written_where_the_trial_s_temporary_files_are(
     assert SummaryWriter(log_dir="runs").asked == (folder, "")
 
 
-def test_deepspeed_s_own_monitors_write_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_deepspeed_s_own_monitors_write_nothing(monkeypatch, tmp_path):
     """Nor do they ask for the packages that they write with."""
     from deepspeed.monitor import monitor
     from deepspeed.monitor.config import DeepSpeedMonitorConfig
