@@ -1,11 +1,13 @@
 """What a command does around its ranks, with real processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs until the test has ended."""
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def write_owner(folder: Path, pid: int, rank: int = 0) -> None:
     (folder / RANKS_DIR / OWNER_FILE.format(rank=rank)).write_text(owner_text(pid))
 
@@ -59,27 +72,19 @@ def test_what_a_command_does_after_its_ranks_is_not_waited_for(folder: Path) -> 
     rank = subprocess.Popen(["true"])
     rank.wait()
     write_owner(folder, rank.pid)
-    process = subprocess.Popen(["sleep", "60"])
     began_s = time.monotonic()
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 1) == 1
         assert time.monotonic() - began_s < 30
         assert process.poll() is None, "who has waited ends it with all that it has started"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) -> None:
     rank = subprocess.Popen(["true"])
     write_owner(folder, rank.pid)
-    process = subprocess.Popen(["sleep", "60"])
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 1) == 1
-    finally:
-        process.kill()
-        process.wait()
-        rank.wait()
+    rank.wait()
 
 
 @pytest.mark.parametrize(("n_reported", "code"), [(2, 0), (1, 1)])
@@ -91,12 +96,8 @@ def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(folder, n_
         phase = Phase.TEARDOWN if rank < n_reported else Phase.MEASURED
         report = RankReport(rank=rank, pid=program.pid, phase=phase)
         write_json(folder / RANKS_DIR / f"{rank:02d}.json", to_dict(report))
-    process = subprocess.Popen(["sleep", "60"])
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 2) == code
-    finally:
-        process.kill()
-        process.wait()
 
 
 ROOT_CAUSE = DATA["ROOT_CAUSE"]

@@ -46,13 +46,18 @@ def files(monkeypatch: pytest.MonkeyPatch, trial: Path) -> None:
     quiet.end_preparing()
 
 
+def silenced(name: str, **members: Any) -> Any:
+    """A module of a package's name with some of its members, silenced."""
+    module: Any = ModuleType(name)
+    vars(module).update(members)
+    apply(module, quiet.hooks())
+    return module
+
+
 @pytest.fixture
 def saving() -> Any:
     """A copy of torch's module that saves, silenced."""
-    module: Any = ModuleType("torch.serialization")
-    module.save = torch.save
-    apply(module, quiet.hooks())
-    return module
+    return silenced("torch.serialization", save=torch.save)
 
 
 @pytest.mark.usefixtures("files")
@@ -120,9 +125,7 @@ def test_what_a_script_saves_beside_a_checkpoint_comes_back(tmp_path: Path) -> N
         def load_checkpoint(self, load_dir: Path, tag: str) -> tuple[None, None]:
             return None, None
 
-    module: Any = ModuleType("deepspeed.runtime.engine")
-    module.DeepSpeedEngine = DeepSpeedEngine
-    apply(module, quiet.hooks())
+    silenced("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     engine: Any = DeepSpeedEngine()
     assert engine.save_checkpoint(tmp_path, "best", {"loss": 1.0}, True)
     assert engine.save_checkpoint(tmp_path, None, client_state={"epoch": 3}, latest=True)
@@ -217,9 +220,9 @@ def test_what_a_script_prepares_goes_with_the_trial(saving, tmp_path, trial):
             folder.mkdir(exist_ok=True)
             (folder / "tokenizer.json").write_text("{}")
 
-    module: Any = ModuleType("transformers.tokenization_utils_base")
-    module.PreTrainedTokenizerBase = PreTrainedTokenizerBase
-    apply(module, quiet.hooks())
+    silenced(
+        "transformers.tokenization_utils_base", PreTrainedTokenizerBase=PreTrainedTokenizerBase
+    )
     (tmp_path / "old.pt").write_text("trained for weeks")
     began_s = (tmp_path / "old.pt").stat().st_ctime
     while _now(tmp_path) <= began_s:
@@ -315,9 +318,7 @@ def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(tmp_path, 
         def load_checkpoint(self, load_dir: Path, tag: str) -> str:
             return f"DeepSpeed's own of {tag}"
 
-    module: Any = ModuleType("deepspeed.runtime.engine")
-    module.DeepSpeedEngine = DeepSpeedEngine
-    apply(module, quiet.hooks())
+    silenced("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     (tmp_path / "latest").write_text("step7\n")
     file = tmp_path / "step7" / f"{before}mp_rank_00_model_states.pt"
     file.parent.mkdir()
@@ -363,9 +364,7 @@ def test_boards_are_written_where_the_trial_s_temporary_files_are(tmp_path, monk
         def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
             self.asked = (log_dir, comment)
 
-    module: Any = ModuleType("torch.utils.tensorboard.writer")
-    module.SummaryWriter = SummaryWriter
-    apply(module, quiet.hooks())
+    silenced("torch.utils.tensorboard.writer", SummaryWriter=SummaryWriter)
     folder = str(tmp_path / "boards")
     assert SummaryWriter("runs", "c").asked == (folder, "c")
     assert SummaryWriter(log_dir="runs").asked == (folder, "")
@@ -391,20 +390,14 @@ def test_deepspeed_s_own_monitors_write_nothing(monkeypatch, tmp_path):
 
 def test_a_script_cannot_switch_its_trackers_on() -> None:
     for name in ("wandb", "swanlab"):
-        tracker: Any = ModuleType(name)
-        tracker.init = lambda mode: mode
-        tracker.login = pytest.fail
-        apply(tracker, quiet.hooks())
+        tracker = silenced(name, init=lambda mode: mode, login=pytest.fail)
         assert tracker.init(mode="online") == "disabled"
         assert tracker.login("key")
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "swanlab"])
 def test_a_module_of_the_script_s_own_may_have_a_tracker_s_name(name: str) -> None:
-    module: Any = ModuleType(name)
-    module.init = lambda project: project
-    apply(module, quiet.hooks())
-    assert module.init("mine") == "mine"
+    assert silenced(name, init=lambda project: project).init("mine") == "mine"
 
 
 _LOGS_TO_MLFLOW = """
