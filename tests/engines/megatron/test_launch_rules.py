@@ -51,17 +51,7 @@ def launch(flags, release=None):
     return launch_of_line(line, release=release or "0.16")
 
 
-@pytest.mark.parametrize(
-    ("flags", "release", "dispatcher"),
-    [
-        ("--moe-enable-deepep", "0.15", "deepep"),
-        ("--moe-enable-deepep", "0.20", "deepep"),
-        ("--moe-flex-dispatcher-backend deepep", "0.20", "deepep"),
-        ("--moe-flex-dispatcher-backend hybridep", "0.20", "hybridep"),
-        # The older flag wins there.
-        ("--moe-enable-deepep --moe-flex-dispatcher-backend hybridep", "0.20", "deepep"),
-    ],
-)
+@pytest.mark.cases("flags", "release", "dispatcher")
 def test_deepep_is_read_from_either_flag(flags, release, dispatcher):
     experts = "--num-experts 8 --disable-bias-linear --bf16 --expert-model-parallel-size 8"
     one = launch(f"{experts} --moe-token-dispatcher-type flex {flags}", release)

@@ -218,29 +218,7 @@ def test_a_rank_has_the_variables_before_deepspeed_chooses_by_them(folder: Path)
     assert ran.stdout == "cpu\n", ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("import sys; sys.exit(3)", "ended by itself with exit code 3"),
-        ("import os; os._exit(0)", "ended by itself: it never called deepspeed.initialize"),
-        # Hydra and argparse leave so, each in its own words.
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError: sys.exit(1)",
-            "with exit code 1, while handling KeyError: 'bs'",
-        ),
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError: sys.exit('no key bs; add it')",
-            "Error: no key bs; add it: the script ended by itself with exit code 1, while hand",
-        ),
-        ("import sys\ntry: [0] * 10**15\nexcept MemoryError: sys.exit(1)", "MemoryError"),
-        # An exit that the script catches is none.
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError:\n try: sys.exit(1)\n"
-            " except SystemExit: pass\nsys.exit(2)",
-            "with exit code 2: it never called",
-        ),
-    ],
-)
+@pytest.mark.cases("code", "says")
 def test_a_rank_that_leaves_by_itself_says_how(folder: Path, code: str, says: str) -> None:
     """`os._exit` passes everything by that the interpreter does at its end."""
     ran = begun(folder, code)
