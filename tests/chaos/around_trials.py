@@ -31,6 +31,7 @@ from tests.chaos.arena import Arena, Ground
 from tests.chaos.disks import needs_mounts, small_disk
 from tests.chaos.faults import HANGING, LOG_BYTES, Fault, must
 from tests.chaos.in_trials import expect
+from tests.chaos.invariants import command_of
 from tests.trials import agents, wait_until
 
 _EXTENSIONS_ENV = "TORCH_EXTENSIONS_DIR"
@@ -85,8 +86,7 @@ def _launcher_killed(start: Start, ground: Ground) -> None:
     _launcher(handle).kill()
     (handle.folder / HANGING).unlink(missing_ok=True)  # ranks end with it; nothing hangs
     result = arena.finish(handle)
-    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
-    must(result.evidence, "no evidence")
+    _expect_the_platform(result)
     arena.check()
 
 
@@ -99,8 +99,7 @@ def _agent_killed(start: Start, ground: Ground) -> None:
     for agent in agents():
         agent.kill()
     result = arena.finish(handle)
-    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
-    must("the agent of the node ended" in result.evidence, f"evidence: {result.evidence}")
+    _expect_the_platform(result, "the agent of the node ended")
     arena.check()
 
 
@@ -121,6 +120,11 @@ def expect_ok(result: TrialResult) -> None:
     must(result.outcome is Outcome.OK, f"{result.outcome}: {result.evidence}")
 
 
+def _expect_the_platform(result: TrialResult, evidence: str = "") -> None:
+    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
+    must(bool(result.evidence) and evidence in result.evidence, f"evidence: {result.evidence}")
+
+
 def _template_killed(ground: Ground) -> None:
     arena, _ = _with_template(ground)
     handle = arena.submit("hang_in_forward", Start.WARM)
@@ -128,7 +132,7 @@ def _template_killed(ground: Ground) -> None:
     _launcher(handle).kill()  # a forked rank's parent is its template
     (handle.folder / HANGING).unlink()
     result = arena.finish(handle)
-    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
+    _expect_the_platform(result)
     arena.check()
 
 
@@ -209,8 +213,7 @@ def _node_report_garbled(start: Start, ground: Ground) -> None:
     wait_until(seen.exists, "it ends")
     seen.write_text('{"1": "nine", ')
     result = arena.finish(handle)
-    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
-    must(result.evidence, "no evidence")
+    _expect_the_platform(result)
     arena.check()
 
 
@@ -273,7 +276,7 @@ def _refused(write: Callable[[], object]) -> None:
 def templates() -> list[psutil.Process]:
     """Warm templates of this process, the newest last: one that was given up may still end."""
     children = [child for agent in agents() for child in agent.children()]
-    found = [c for c in children if "autotune.trial.warm" in _command(c)]
+    found = [c for c in children if "autotune.trial.warm" in command_of(c)]
     return sorted(found, key=psutil.Process.create_time)
 
 
@@ -299,13 +302,6 @@ def _launcher(handle: GangTrial) -> psutil.Process:
     must(parent is not None, "the rank has no parent")
     assert parent is not None
     return parent
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 _TOO_LONG = (_log, _launcher_stopped, _node_report_garbled, _agent_killed)

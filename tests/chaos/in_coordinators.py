@@ -1,11 +1,12 @@
 """Faults of the coordinator: killed at every phase, interrupted, doubled, without its folder."""
 
+import contextlib
 import functools
 import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune.contract import RESULT_FILE, Outcome, Phase
@@ -127,18 +128,22 @@ def begun(ground: Ground, folder: Path | None = None) -> Search:
     """A search with a baseline and one trial or more in its record, in a folder of its own."""
     if ground.begun is None:
         first = Search(ground.folder())
-        process = first.start(*_SEARCHING)
-        try:
-            wait_until(lambda: lone_trial(first) is not None, "two have run", _ANSWER_S)
-        finally:
-            process.kill()
-            process.communicate()
+        _kill_once(first, lambda _: lone_trial(first) is not None, "two have run")
         check_no_process(first)
         resume(first, first.finished())
         ground.begun = first.study.root.parent
     folder = folder or ground.folder()
     shutil.copytree(ground.begun, folder, dirs_exist_ok=True)
     return Search(folder)
+
+
+@contextlib.contextmanager
+def _unharmed(ground: Ground, folder: Path | None = None) -> Iterator[Search]:
+    """A search that has begun; after what happens to it the next one has all that was there."""
+    search = begun(ground, folder)
+    before = digests(search.study)
+    yield search
+    _check_after(search, before)
 
 
 def _killed_at(when: str, what: str, doing: tuple[str, ...], ground: Ground) -> None:
@@ -157,16 +162,21 @@ def _killed_at(when: str, what: str, doing: tuple[str, ...], ground: Ground) -> 
 
 
 def _killed_in(phase: Phase, ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
+    with _unharmed(ground) as search:
+        _kill_once(search, lambda folder: _has_come_to(phase, folder), f"a trial comes to {phase}")
+
+
+def _kill_once(search: Search, is_so: Callable[[Path], bool], what: str) -> int:
+    """Kill a search once something is so of its next trial, whose number is returned."""
+    number = search.study.next_number()
+    folder = search.study.trial_folder(number)
     process = search.start(*_SEARCHING)
-    folder = search.study.trial_folder(search.study.next_number())
     try:
-        wait_until(lambda: _has_come_to(phase, folder), f"a trial comes to {phase}", _ANSWER_S)
+        wait_until(lambda: is_so(folder), what, _ANSWER_S)
     finally:
         process.kill()
         process.communicate()
-    _check_after(search, before)
+    return number
 
 
 def _killed_again_and_again(which: str, ground: Ground) -> None:
@@ -175,14 +185,7 @@ def _killed_again_and_again(which: str, ground: Ground) -> None:
     search = Search(ground.folder()) if is_baseline else begun(ground)
     ran = []
     for _ in range(MAX_RETRIES + 2):
-        number = search.study.next_number()
-        folder = search.study.trial_folder(number)
-        process = search.start(*_SEARCHING)
-        try:
-            wait_until(lambda at=folder: read_reports(at, 2), "a trial runs", _ANSWER_S)
-        finally:
-            process.kill()
-            process.communicate()
+        number = _kill_once(search, lambda at: bool(read_reports(at, 2)), "a trial runs")
         (spec,) = [t.spec for t in search.study.trials() if t.spec.identity.number == number]
         ran.append(spec.identity.candidate_hash)
     must(len(set(ran)) == 1, f"another took its place: {ran}")
@@ -215,128 +218,108 @@ def _until_a_trial_runs(search: Search, doing: tuple[str, ...]) -> subprocess.Po
 
 
 def _interrupted_at_start(ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
-    under = ("tests.chaos.coordinator", "SIGINT", "before", _AT_THE_START)
-    process = search.start(*_SEARCHING, under=under)
-    _ended(process, 130)
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        under = ("tests.chaos.coordinator", "SIGINT", "before", _AT_THE_START)
+        _ended(search.start(*_SEARCHING, under=under), 130)
 
 
 def _interrupted(times: int, ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
-    process = _until_a_trial_runs(search, _SEARCHING)
-    process.send_signal(signal.SIGINT)
-    if times == 2:
-        # A second SIGINT would merge with the first while that is pending.
-        process.send_signal(signal.SIGTERM)
-    stdout = _ended(process, 130)
-    must(json.loads(stdout.splitlines()[-1])["interrupted"], "its answer does not say so")
-    outcomes = [t.result.outcome for t in search.study.trials() if t.result is not None]
-    must(len(outcomes) == len(search.study.trials()), "a trial has no result")
-    if times == 1:
-        must(Outcome.CANCELLED not in outcomes, "the running trial was not drained")
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        process = _until_a_trial_runs(search, _SEARCHING)
+        process.send_signal(signal.SIGINT)
+        if times == 2:
+            # A second SIGINT would merge with the first while that is pending.
+            process.send_signal(signal.SIGTERM)
+        stdout = _ended(process, 130)
+        must(json.loads(stdout.splitlines()[-1])["interrupted"], "its answer does not say so")
+        _check_results(search, is_drained=times == 1)
+
+
+def _check_results(search: Search, *, is_drained: bool) -> None:
+    """Every trial has a result, and none was cancelled where the last one was to end."""
+    results = [trial.result for trial in search.study.trials()]
+    must(None not in results, "a trial has no result")
+    outcomes = [result.outcome for result in results if result is not None]
+    must(not is_drained or Outcome.CANCELLED not in outcomes, "the running trial was not drained")
 
 
 def _hung_up(ground: Ground) -> None:
     """Drained as by one Ctrl-C, although every word of it goes nowhere."""
-    search = begun(ground)
-    before = digests(search.study)
-    process = _until_a_trial_runs(search, _SEARCHING)
-    if process.stderr is not None:
-        process.stderr.close()
-    process.send_signal(signal.SIGHUP)
-    code = process.wait(_ANSWER_S)
-    must(code == 130, f"it ended with {code}")
-    outcomes = [t.result.outcome for t in search.study.trials() if t.result is not None]
-    must(len(outcomes) == len(search.study.trials()), "a trial has no result")
-    must(Outcome.CANCELLED not in outcomes, "the running trial was not drained")
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        process = _until_a_trial_runs(search, _SEARCHING)
+        if process.stderr is not None:
+            process.stderr.close()
+        process.send_signal(signal.SIGHUP)
+        code = process.wait(_ANSWER_S)
+        must(code == 130, f"it ended with {code}")
+        _check_results(search, is_drained=True)
 
 
 def _interrupted_at_last(ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
-    process = _until_a_trial_runs(search, _CONFIRMING)
-    process.send_signal(signal.SIGINT)
-    _ended(process, 130)
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        process = _until_a_trial_runs(search, _CONFIRMING)
+        process.send_signal(signal.SIGINT)
+        _ended(process, 130)
 
 
 def _second(ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
-    first = _until_a_trial_runs(search, _SEARCHING)
-    code, _, stderr = search.run(*_SEARCHING)
-    must(code == 2, f"the second ended with {code}")
-    must(f"process {first.pid}" in stderr, f"it does not say who holds the study: {stderr}")
-    first.send_signal(signal.SIGINT)
-    _ended(first, 130)
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        first = _until_a_trial_runs(search, _SEARCHING)
+        code, _, stderr = search.run(*_SEARCHING)
+        must(code == 2, f"the second ended with {code}")
+        must(f"process {first.pid}" in stderr, f"it does not say who holds the study: {stderr}")
+        first.send_signal(signal.SIGINT)
+        _ended(first, 130)
 
 
 def _both_at_once(ground: Ground) -> None:
-    search = begun(ground)
-    before = digests(search.study)
-    both = [search.start(*_ANSWERING) for _ in range(2)]
-    ends = [(process.communicate(timeout=_ANSWER_S)[1], process.returncode) for process in both]
-    for stderr, code in ends:
-        held = code == 2 and "another search holds this study" in stderr
-        must(code == 0 or held, f"{code}: {stderr[-500:]}")
-    must(any(code == 0 for _, code in ends), "neither of them did it")
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        both = [search.start(*_ANSWERING) for _ in range(2)]
+        ends = [(each.communicate(timeout=_ANSWER_S)[1], each.returncode) for each in both]
+        for stderr, code in ends:
+            held = code == 2 and "another search holds this study" in stderr
+            must(code == 0 or held, f"{code}: {stderr[-500:]}")
+        must(any(code == 0 for _, code in ends), "neither of them did it")
 
 
 def _moved(ground: Ground) -> None:
     """Away and back again: whatever was there before is there then."""
-    search = begun(ground)
-    before = digests(search.study)
-    process = _until_a_trial_runs(search, _SEARCHING)
-    results, away = search.study.root, search.study.root.with_name("moved")
-    results.rename(away)
-    _, stderr = process.communicate(timeout=_ANSWER_S)
-    must(process.returncode == 2, f"it ended with {process.returncode}: {stderr[-500:]}")
-    must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
-    said = " ".join(stderr.split())  # wherever the terminal's width broke it
-    must("cannot be written" in said, f"it does not say why: {said[-500:]}")
-    check_no_process(search)
-    if results.exists():
-        must(not any(results.rglob("*")), f"written anew: {[*results.rglob('*')]}")
-        results.rmdir()
-    away.rename(results)
-    _check_after(search, before)
+    with _unharmed(ground) as search:
+        process = _until_a_trial_runs(search, _SEARCHING)
+        results, away = search.study.root, search.study.root.with_name("moved")
+        results.rename(away)
+        _, stderr = process.communicate(timeout=_ANSWER_S)
+        _check_refusal(process.returncode, stderr, "cannot be written")
+        check_no_process(search)
+        if results.exists():
+            must(not any(results.rglob("*")), f"written anew: {[*results.rglob('*')]}")
+            results.rmdir()
+        away.rename(results)
 
 
 def _cut_short(ground: Ground) -> None:
-    search = begun(ground)
-    number = to_damage(search)
-    result = _result_of(search, number)
-    text = result.read_bytes()
-    result.write_bytes(text[: len(text) * (1 + ground.n_cuts % 12) // 13])
+    share = (1 + ground.n_cuts % 12) / 13
     ground.n_cuts += 1
-    check_damaged(search, number, "not readable as JSON")
+    _damage(ground, lambda text: text[: int(len(text) * share)])
 
 
 def _zeros(ground: Ground) -> None:
     """What a power cut leaves on many a file system."""
+    _damage(ground, lambda text: bytes(len(text)))
+
+
+def _damage(ground: Ground, change: Callable[[bytes], bytes]) -> None:
+    """It is no result any more, says so, is kept, and its candidate is owed another trial."""
     search = begun(ground)
     number = to_damage(search)
     result = _result_of(search, number)
-    result.write_bytes(bytes(result.stat().st_size))
-    check_damaged(search, number, "not readable as JSON")
-
-
-def check_damaged(search: Search, number: int, said: str) -> None:
-    """It is no result any more, says so, is kept, and its candidate is owed another trial."""
-    result = _result_of(search, number)
-    damaged = result.read_bytes()
+    damaged = change(result.read_bytes())
+    result.write_bytes(damaged)
     others = {n: digest for n, digest in digests(search.study).items() if n != number}
     history = resume(search, others)
     (lost,) = [t.result for t in history.trials if t.spec.identity.number == number]
     must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
-    must(said in lost.evidence, f"evidence: {lost.evidence!r}")
+    must("not readable as JSON" in lost.evidence, f"evidence: {lost.evidence!r}")
     must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")
     (owed,) = [t for t in history.tried if any(x.spec.identity.number == number for x in t.trials)]
     must(owed.is_owed, "its candidate is not tried again")
@@ -389,50 +372,52 @@ def _result_of(search: Search, number: int) -> Path:
     return search.study.trial_folder(number) / RESULT_FILE
 
 
-def _on(disk: Path, ground: Ground) -> Search:
-    """A search on a disk: one that has begun, unless no other fault has needed such a one yet."""
-    return Search(disk) if ground.begun is None else begun(ground, disk)
+@contextlib.contextmanager
+def _on_disk(ground: Ground) -> Iterator[tuple[Path, Search]]:
+    """A small disk, and a search on it that goes on once the disk is as it was.
+
+    It has begun, unless no other fault has needed such a one yet.
+    """
+    with small_disk(ground.folder()) as disk:
+        search = Search(disk) if ground.begun is None else begun(ground, disk)
+        before = digests(search.study)
+        yield disk, search
+        _check_after(search, before)
 
 
 def _read_only(ground: Ground) -> None:
-    with small_disk(ground.folder()) as disk:
-        search = _on(disk, ground)
-        before = digests(search.study)
+    with _on_disk(ground) as (disk, search):
         make_read_only(disk)
         _refused(search, "Read-only file system")
         make_read_only(disk, read_only=False)
-        _check_after(search, before)
 
 
 def _full_before(ground: Ground) -> None:
-    with small_disk(ground.folder()) as disk:
-        search = _on(disk, ground)
-        before = digests(search.study)
+    with _on_disk(ground) as (disk, search):
         filler = fill(disk)
         _refused(search, "No space left")
         filler.unlink()
-        _check_after(search, before)
 
 
 def _full_meanwhile(ground: Ground) -> None:
-    with small_disk(ground.folder()) as disk:
-        search = _on(disk, ground)
-        before = digests(search.study)
+    with _on_disk(ground) as (disk, search):
         process = _until_a_trial_runs(search, _SEARCHING)
         filler = fill(disk)
         _, stderr = process.communicate(timeout=_ANSWER_S)
-        must(process.returncode == 2, f"it ended with {process.returncode}: {stderr[-500:]}")
-        must("No space left" in stderr, f"it does not say why: {stderr[-500:]}")
-        must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+        _check_refusal(process.returncode, stderr, "No space left")
         filler.unlink()
-        _check_after(search, before)
 
 
 def _refused(search: Search, why: str) -> None:
     code, _, stderr = search.run(*_SEARCHING)
+    _check_refusal(code, stderr, why)
+
+
+def _check_refusal(code: int, stderr: str, why: str) -> None:
     must(code == 2, f"it ended with {code}: {stderr[-500:]}")
-    must(why in stderr, f"it does not say {why!r}: {stderr[-500:]}")
     must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+    # Wherever the terminal's width broke it.
+    must(why in " ".join(stderr.split()), f"it does not say {why!r}: {stderr[-500:]}")
 
 
 def _ended(process: subprocess.Popen[str], code: int) -> str:

@@ -29,7 +29,7 @@ def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
         ports: That they were given.
     """
     left = processes_of(study.trials_folder)
-    must(not left, f"processes are left: {[' '.join(_command(p))[:80] for p in left]}")
+    must(not left, f"processes are left: {[' '.join(command_of(p))[:80] for p in left]}")
     holders = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     leased = [port for pid in holders for port in leased_by(pid)]
     must(not leased, f"ports are still leased: {leased}")
@@ -89,7 +89,8 @@ def _is_leased(port: int) -> bool:
     return f"{_LEASE}{port}\n" in Path("/proc/net/unix").read_text(encoding="utf-8")
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """The words that started a process."""
     try:
         return process.cmdline()
     except psutil.Error:

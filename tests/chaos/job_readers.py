@@ -1,12 +1,10 @@
 """The reader of jobs that came from elsewhere."""
 
-import json
 from pathlib import Path
 
 from autotune.app.consent import agree_to_job
 from autotune.base.errors import JobError
-from tests.chaos.mutations import dump_json, mutate
-from tests.chaos.reader import Reader, at
+from tests.chaos.reader import Reader, json_reader
 
 
 def make_reader_of_others(folder: Path) -> Reader:
@@ -19,14 +17,7 @@ def make_reader_of_others(folder: Path) -> Reader:
         "lengths": {"histogram": "l.csv"},
         "nvme_path": "/",
     }
-    seed = json.dumps(data).encode()
-    return Reader(
-        name="job of others",
-        path=at(folder, "job of others", "job.yaml"),
-        seed=seed,
-        read=_read_job_of_others,
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
+    return json_reader("job of others", folder, data, _read_job_of_others, name="job.yaml")
 
 
 def _read_job_of_others(path: Path) -> None:

@@ -12,6 +12,7 @@ import psutil
 from autotune.contract import SCRATCH_ENV, Outcome, Start
 from tests.chaos.arena import Ground
 from tests.chaos.faults import LITTER, Fault, must
+from tests.chaos.invariants import command_of
 from tests.searches import Search
 from tests.trials import TESTS, wait_until
 
@@ -69,7 +70,7 @@ def _killed_while(module: str, ground: Ground) -> None:
         for child in root.children(recursive=True):
             started[child.pid] = child
             scratches.update(_scratch_of(child))
-        commands = [_command(child) for child in started.values()]
+        commands = [command_of(child) for child in started.values()]
         # A keeper has the command among its arguments, before it starts it.
         return any(_is_run_of(module, command) for command in commands) and bool(scratches)
 
@@ -80,7 +81,9 @@ def _killed_while(module: str, ground: Ground) -> None:
         coordinator.communicate()
 
     def left() -> list[str]:
-        return [" ".join(_command(child))[:80] for child in started.values() if child.is_running()]
+        return [
+            " ".join(command_of(child))[:80] for child in started.values() if child.is_running()
+        ]
 
     try:
         wait_until(lambda: not left(), "children end with it", 30.0)
@@ -105,13 +108,6 @@ def _asking() -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def _scratch_of(process: psutil.Process) -> list[Path]:

@@ -29,12 +29,23 @@ def json_reader(
 ) -> Reader:
     """Reader of a JSON file that holds `data`."""
     seed = json.dumps(data, indent=1).encode()
+    return broken(reader, at(folder, reader, name or "file.json"), seed, read)
+
+
+def broken(
+    reader: str,
+    path: Path,
+    seed: bytes,
+    read: Callable[[Path], object],
+    dump: Callable[[Any], str] = dump_json,
+) -> Reader:
+    """Reader of a file that is broken as text, or as data of JSON or YAML."""
     return Reader(
         name=reader,
-        path=at(folder, reader, name or "file.json"),
+        path=path,
         seed=seed,
         read=read,
-        mutate=lambda draw: mutate(seed, draw, dump_json),
+        mutate=lambda draw: mutate(seed, draw, dump),
     )
 
 

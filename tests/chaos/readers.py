@@ -50,7 +50,7 @@ from tests.cases import data_beside
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.job_readers import make_reader_of_others
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
-from tests.chaos.reader import Reader, at, json_reader
+from tests.chaos.reader import Reader, at, broken, json_reader
 from tests.chaos.table_readers import make_table_readers
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.report.diagnosed import diagnosed, split_of
@@ -271,27 +271,20 @@ def _export(folder: Path, job: Job, name: str) -> Reader:
         out,
         to="deepspeed",
     )
-    seed = (out / name).read_bytes()
-    return Reader(
-        name=f"export {name}",
-        path=out / name,
-        seed=seed,
-        read=lambda _: read_export(out, CPU, measure=MEASURE),
-        mutate=lambda draw: mutate(seed, draw, dump_json),
+    path = out / name
+    return broken(
+        f"export {name}",
+        path,
+        path.read_bytes(),
+        lambda _: read_export(out, CPU, measure=MEASURE),
     )
 
 
 def _of_study(name: str, study: Study, file: str, report_every: int) -> Reader:
     path = study.folder / file
-    seed = path.read_bytes()
     reports = (number % report_every == 0 for number in itertools.count())
-    return Reader(
-        name=name,
-        path=path,
-        seed=seed,
-        read=functools.partial(_read_study, study, reports),
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
+    read = functools.partial(_read_study, study, reports)
+    return broken(name, path, path.read_bytes(), read)
 
 
 def _report(folder: Path) -> Reader:
@@ -329,29 +322,13 @@ def _report(folder: Path) -> Reader:
         ),
     )
     seed = json.dumps(to_dict(report)).encode()
-
-    def read(_: Path) -> None:
-        json.dumps(to_dict(_collected(trial)))
-
-    return Reader(
-        name="rank report",
-        path=path,
-        seed=seed,
-        read=read,
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
+    return broken("rank report", path, seed, lambda _: _collected(trial))
 
 
 def _codes(folder: Path) -> Reader:
     path = at(folder, "codes/ranks", "exit_00.json")
     seed = b'{"0": 1, "1": -9}'
-    return Reader(
-        name="exit codes",
-        path=path,
-        seed=seed,
-        read=lambda _: exit_codes(folder / "codes", 0),
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
+    return broken("exit codes", path, seed, lambda _: exit_codes(folder / "codes", 0))
 
 
 def _node_report(folder: Path) -> Reader:
@@ -367,19 +344,14 @@ def _node_report(folder: Path) -> Reader:
         environment={"NCCL_DEBUG": "INFO"},
     )
     seed = json.dumps(to_dict(report)).encode()
-    return Reader(
-        name="node report",
-        path=path,
-        seed=seed,
-        read=lambda _: json.dumps(to_dict(_collected(trial))),
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
+    return broken("node report", path, seed, lambda _: _collected(trial))
 
 
-def _collected(trial: Path) -> TrialResult:
+def _collected(trial: Path) -> str:
+    """The text of what a trial came to, which has to be JSON."""
     asked = spec(world=1, dp=1)
     seen = TrialResult.of(asked.identity, Outcome.LAUNCH, started_at_s=1.0, wall_s=2.0)
-    return collect(asked, trial, seen, [read_node_report(trial, 0)])
+    return json.dumps(to_dict(collect(asked, trial, seen, [read_node_report(trial, 0)])))
 
 
 def _not_built(source: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, calibrate
 from autotune.cost.table import rows_to_plans
 from autotune.devices.accelerators import SHIPPED as ACCELERATORS
 from autotune.devices.accelerators import shipped_accelerators
-from tests.chaos.mutations import TEXTS, WEIRD, dump_yaml, mutate, of_bytes
-from tests.chaos.reader import Reader, at, json_reader
+from tests.chaos.mutations import TEXTS, WEIRD, dump_yaml, of_bytes
+from tests.chaos.reader import Reader, at, broken, json_reader
 from tests.cost.rows import csv_text, row
 from tests.replay.tables import sweep
 
@@ -136,13 +136,7 @@ def _replay(results: Path, path: Path) -> None:
 
 
 def _yaml(reader: str, folder: Path, seed: bytes, read: Callable[[Path], object]) -> Reader:
-    return Reader(
-        name=reader,
-        path=at(folder, reader, "file.yaml"),
-        seed=seed,
-        read=read,
-        mutate=lambda draw: mutate(seed, draw, dump_yaml),
-    )
+    return broken(reader, at(folder, reader, "file.yaml"), seed, read, dump_yaml)
 
 
 def _table(

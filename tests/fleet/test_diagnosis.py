@@ -64,13 +64,11 @@ def test_the_rank_that_waits_least_is_shown_and_what_the_others_wait_more():
     assert found.waiting_s == pytest.approx(0.20)
 
 
-def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
-    early = RankDiagnosis(calls=[calls(0.5, 0.01)])
-    late = RankDiagnosis(calls=[calls(0.01, 0.3)])
-    (found,) = diagnosed(early, late).collectives
-    assert found.transfer_s == pytest.approx(0.02)
-    assert found.waiting_s == pytest.approx((0.5 - 0.01 + 0.3 - 0.01) / 2)
-    assert found.algbw_bytes_per_s == pytest.approx(1000 / 0.01)
+@pytest.mark.cases("ranks", "fields", "expected")
+def test_calls_of_ranks_are_one_collective(ranks, fields, expected):
+    seen = [RankDiagnosis(calls=[calls(*seconds, **fields)]) for seconds in ranks]
+    (found,) = diagnosed(*seen).collectives
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.cases("name", "group_size", "algbw", "busbw")
@@ -79,25 +77,6 @@ def test_bandwidths_are_those_of_nccl_tests(name, group_size, algbw, busbw):
     one = RankDiagnosis(calls=[calls(1.0, name=name, group_size=group_size)])
     (found,) = diagnosed(one).collectives
     assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (algbw, busbw)
-
-
-def test_a_barrier_has_no_bandwidth():
-    (found,) = diagnosed(
-        RankDiagnosis(calls=[calls(1.0, name="barrier", message_bytes=0)])
-    ).collectives
-    assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (None, None)
-
-
-def test_stages_that_send_another_number_of_times_are_not_compared_call_by_call():
-    first, last = RankDiagnosis(calls=[calls(0.2, 0.4)]), RankDiagnosis(calls=[calls(0.001)])
-    (found,) = diagnosed(first, last).collectives
-    assert (found.calls, found.transfer_s) == (2, pytest.approx(0.6))
-
-
-def test_a_receive_is_all_waiting():
-    (found,) = diagnosed(RankDiagnosis(calls=[calls(0.5, 0.5, name="recv")])).collectives
-    assert (found.transfer_s, found.waiting_s) == (0.0, 1.0)
-    assert found.busbw_bytes_per_s is None
 
 
 def test_groups_of_another_size_are_apart():

@@ -30,18 +30,10 @@ def rank(
     )
 
 
-def test_a_rank_alone_on_its_core_is_not_disturbed():
-    assert disturbance(SPEC, [rank(0), rank(1, core=1)]) == ""
-
-
-def test_other_processes_on_one_core_are_named_with_their_share():
-    causes = disturbance(SPEC, [rank(0), rank(1, core=1, cpu_s=1.3, busy_s=1.95)])
-    assert causes == "other processes took 32% of core 1"
-
-
-def test_ranks_that_share_a_core_are_no_others_to_each_other():
-    shared = [rank(n, cpu_s=0.95, busy_s=1.95) for n in (0, 1)]
-    assert disturbance(SPEC, shared) == ""
+@pytest.mark.cases("ranks", "causes")
+def test_what_took_time_from_ranks_is_named(ranks, causes):
+    seen = [rank(number, **changes) for number, changes in enumerate(ranks)]
+    assert disturbance(SPEC, seen) == causes
 
 
 def test_processes_that_load_data_are_no_others_to_their_rank():
@@ -49,15 +41,6 @@ def test_processes_that_load_data_are_no_others_to_their_rank():
     assert disturbance(SPEC, [seen]) != ""
     beside = dataclasses.replace(seen.surroundings, children_s=1.0)
     assert disturbance(SPEC, [dataclasses.replace(seen, surroundings=beside)]) == ""
-
-
-def test_a_rank_that_waits_is_not_disturbed_by_itself():
-    assert disturbance(SPEC, [rank(cpu_s=0.2, busy_s=0.2)]) == ""
-
-
-@pytest.mark.cases("changes", "causes")
-def test_time_that_somebody_outside_took(changes, causes):
-    assert disturbance(SPEC, [rank(**changes)]) == causes
 
 
 def test_of_a_moment_nothing_is_said():
@@ -73,11 +56,6 @@ def test_two_speeds_need_no_reading_of_the_machine():
     )
     drawn = trials.spec(lengths={"kind": "histogram", "histogram": [[8, 1.0]]})
     assert disturbance(drawn, [report]) == "", "drawn lengths make steps of any duration"
-
-
-def test_several_things_are_all_said():
-    causes = disturbance(SPEC, [rank(cpu_s=1.0, busy_s=1.9, stolen_s=0.4)])
-    assert causes.count("; ") == 1
 
 
 @pytest.mark.parametrize("n", [20, 60])

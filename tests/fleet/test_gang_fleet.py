@@ -392,11 +392,6 @@ def test_what_a_node_says_against_a_start_is_raised_and_its_gang_is_free(tmp_pat
     fleet.submit(spec(1), tmp_path / "next")
 
 
-def test_a_job_that_is_larger_than_the_fleet_is_refused() -> None:
-    with pytest.raises(FleetError, match="no such gang: 2 on n0, 2 on n1"):
-        GangFleet(Rack(2), world=5)
-
-
 def test_a_fleet_that_is_too_small_names_who_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rack = Rack(1)
     monkeypatch.setattr(rack, "problems", lambda: ("n7 is left out: Connection refused",))

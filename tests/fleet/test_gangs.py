@@ -125,28 +125,17 @@ def indices(gang):
     return [slot.index for slot in gang.slots]
 
 
-def test_a_gang_takes_a_whole_domain_before_it_splits_one():
-    allocator = GangAllocator(machine(*"aabbab"))
-    assert indices(allocator.allocate(3)) == [0, 1, 4]
-    assert indices(allocator.allocate(2)) == [2, 3]
-    split = GangAllocator(machine(*"aabb"))
-    first = split.allocate(1)
-    assert indices(first) == [0]
-    assert indices(split.allocate(2)) == [2, 3], "the domain that is whole"
-    split.release(first)
-    assert indices(split.allocate(1)) == [0]
-
-
-def test_the_smallest_domain_that_holds_a_gang_is_taken_and_the_large_one_is_kept():
-    allocator = GangAllocator(machine(*"aaaabb"))
-    assert indices(allocator.allocate(2)) == [4, 5]
-    assert indices(allocator.allocate(4)) == [0, 1, 2, 3]
-
-
-def test_ranks_of_one_domain_come_one_after_the_other():
-    assert indices(GangAllocator(machine(*"abab")).allocate(4)) == [0, 2, 1, 3]
-    largest_first = GangAllocator(machine(*"aabbbbcc")).allocate(8)
-    assert indices(largest_first)[:4] == [2, 3, 4, 5], "groups of four are whole there"
+@pytest.mark.cases("domains", "requests")
+def test_a_gang_keeps_to_a_domain(domains, requests):
+    """Requests: a size and the slots that it gets; null gives back what the first one got."""
+    allocator = GangAllocator(machine(*domains))
+    taken = []
+    for size, slots_of_gang in requests:
+        if size is None:
+            allocator.release(taken.pop(0))
+            continue
+        taken.append(allocator.allocate(size))
+        assert indices(taken[-1])[: len(slots_of_gang)] == slots_of_gang
 
 
 def test_a_small_gang_goes_where_something_runs_already():

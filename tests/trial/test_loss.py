@@ -11,46 +11,8 @@ from tests.cases import data_beside
 DATA = data_beside(__file__)
 
 SIZES = DATA["SIZES"]
-EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
-LATENT = {
-    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
-    **{"v_head_dim": 8, "num_key_value_heads": 4},
-}
-MORE = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0}
-    | {"attn_pdrop": 0},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3": {"head_dim": 8},
-    "qwen2_moe": {"num_experts": 4, **EXPERTS, "shared_expert_intermediate_size": 16},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, **EXPERTS},
-    "deepseek_v2": {"n_routed_experts": 4, **EXPERTS, **LATENT},
-    "deepseek_v3": {"n_routed_experts": 4, **EXPERTS, **LATENT, "first_k_dense_replace": 1}
-    | {"n_group": 2, "topk_group": 1},
-    "glm4_moe": {"n_routed_experts": 4, **EXPERTS},
-    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 4, **EXPERTS, "n_shared_experts": 1, "sliding_window": None},
-    "glm4_moe_lite": {"n_routed_experts": 4, **EXPERTS, **LATENT},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "ministral3": {"head_dim": 8},
-    "seed_oss": {"head_dim": 8, "attention_dropout": 0, "residual_dropout": 0},
-    "gemma3_text": {"head_dim": 8},
-    "olmo3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
-    "gemma": {"head_dim": 8},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "starcoder2": {"residual_dropout": 0, "embedding_dropout": 0, "attention_dropout": 0},
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
-    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
-    "phimoe": {"num_local_experts": 4},
-    "solar_open": {"n_routed_experts": 4, **EXPERTS},
-    "exaone_moe": {"num_experts": 4, **EXPERTS},
-    "afmoe": {"num_experts": 4, **EXPERTS, "num_dense_layers": 1, "head_dim": 8},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
-    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "resid_pdrop": 0}
-    | {"embd_pdrop": 0, "attn_pdrop": 0},
-    "phi": {"resid_pdrop": 0, "embd_pdrop": 0},
-    "minimax_m2": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-}
+MORE = DATA["MORE"]
+"""Sizes that a family names otherwise, or has besides."""
 
 
 def make(family):

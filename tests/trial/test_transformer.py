@@ -29,44 +29,7 @@ from autotune.trial.scripts.transformer import (  # noqa: E402
 from tests.pipelines import Whole  # noqa: E402
 
 TOKENS = 12
-ROTARY = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 32,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-GPT2 = DATA["GPT2"]
-CONFIGS = {
-    "llama": ROTARY | {"model_type": "llama"},
-    "llama, all biases, tied": ROTARY
-    | {
-        "model_type": "llama",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tie_word_embeddings": True,
-        "hidden_act": "gelu_new",
-    },
-    "llama, scaled as Llama 3.1": ROTARY | {"model_type": "llama", "rope_parameters": LLAMA3},
-    "llama, old spelling": ROTARY
-    | {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 99},
-    "llama, a head size of its own": ROTARY | {"model_type": "llama", "head_dim": 16},
-    "mistral": ROTARY | {"model_type": "mistral", "sliding_window": TOKENS},
-    "qwen2": ROTARY | {"model_type": "qwen2", "rope_theta": 1e6},
-    "qwen3, tied": ROTARY | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
-    "gpt2": GPT2,
-    "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
-}
+ROTARY, CONFIGS = DATA["ROTARY"], DATA["CONFIGS"]
 
 LAYER = DATA["LAYER"]
 """Hugging Face's names within a layer -> ours."""

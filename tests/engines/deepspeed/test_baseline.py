@@ -112,9 +112,7 @@ def test_another_spelling_is_read_and_told(tmp_path, engine, config, written, no
 def test_a_value_that_folds_is_said(tmp_path, engine):
     n_params = tiny_job(tmp_path).model.shape.n_params
     file = write(
-        tmp_path,
-        train_batch_size=8,
-        zero_optimization={"stage": 2, "reduce_bucket_size": 5e8},
+        tmp_path, train_batch_size=8, zero_optimization={"stage": 2, "reduce_bucket_size": 5e8}
     )
     its_engine, candidate = engine.baseline(file)
     assert candidate["reduce_bucket_size"] == n_params

@@ -40,47 +40,20 @@ def test_the_batch_is_exact_and_left_to_the_reader_under_tp(tmp_path):
     job = tiny_job(tmp_path, world=4)
     engine = DeepSpeedEngine(job, CPU)
     whole = engine.setup(canonical_candidate(job, micro_batch=2)).ds_config
-    assert whole["train_batch_size"] == 8
-    assert whole["gradient_accumulation_steps"] == 1
+    assert (whole["train_batch_size"], whole["gradient_accumulation_steps"]) == (8, 1)
     split = engine.setup(canonical_candidate(job, micro_batch=2, tp=2)).ds_config
     assert "train_batch_size" not in split
     assert split["gradient_accumulation_steps"] == 2
     assert split["tensor_parallel"] == {"autotp_size": 2}
 
 
-def test_expected_has_what_the_stage_has(tmp_path):
-    job = tiny_job(tmp_path)
-    engine = DeepSpeedEngine(job, CPU)
-
-    def expected(**knobs):
-        return engine.expected(canonical_candidate(job, **knobs))
-
-    plain = expected(zero__stage=0, micro_batch=2, recompute="every_2")
-    assert plain == {
-        "stage": 0,
-        "micro_batch": 2,
-        "grad_accum": 2,
-        "dp": 2,
-        "tp": 1,
-        "sp": 1,
-        "ep": 1,
-        "pp": 1,
-        "dtype": "bf16",
-        "gradient_clipping": 1.0,
-        "communication_dtype": "bf16",
-        "compiled": False,
-        "loss_chunk_tokens": 0,
-        "optimizer": "FusedAdam",
-        "recomputed_layers": 2,
-        "n_params": job.model.shape.n_params,
-        "n_params_frozen": 0,
-    }
-    sharded = expected(zero__stage=3, offload__param="cpu", reduce_bucket_size=3000)
-    assert sharded["offload_param"] == "cpu"
-    assert sharded["reduce_bucket_size"] == 3000
-    assert "allgather_bucket_size" not in sharded
-    assert expected(zero__stage=2)["allgather_bucket_size"] == 500_000_000
-    assert "n_params" not in expected(tp=2)  # of one rank: not known beforehand
+def test_expected_is_frozen_for_each_rendered_configuration(tmp_path):
+    """With TP the parameters of one rank are not known beforehand."""
+    found = {}
+    for name, (knobs, changes) in CASES.items():
+        job = tiny_job(tmp_path, **changes)
+        found[name] = DeepSpeedEngine(job, CPU).expected(canonical_candidate(job, **knobs))
+    snapshots.check("render/expected.json", json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def test_a_template_that_ignores_a_knob_is_refused(tmp_path):
@@ -167,36 +140,12 @@ def test_the_knobs_of_a_base_are_offered_to_the_space(tmp_path):
 
 
 def test_auto_is_resolved_or_dropped_and_said(tmp_path):
-    job = base_job(
-        tmp_path,
-        {
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_clipping": "auto",
-            "bf16": {"enabled": "auto"},
-            "zero_optimization": {
-                "stage": 2,
-                "reduce_bucket_size": "auto",
-                "sub_group_size": "auto",
-            },
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9]}},
-            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
-        },
-    )
+    job = base_job(tmp_path, DATA["AUTO"])
     engine = DeepSpeedEngine(job, CPU)
     candidate = canonical_candidate(job, zero__stage=2, micro_batch=2, reduce_bucket_size=3000)
-    files = engine.files(candidate)
-    assert '"auto"' not in files["ds_config.json"]
-    config = json.loads(files["ds_config.json"])
-    assert config["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.8, 0.9]}}
-    assert "scheduler" not in config
-    said = engine.overridden(candidate)
-    assert said["train_micro_batch_size_per_gpu"] == ("auto", 2)
-    assert said["zero_optimization.reduce_bucket_size"] == ("auto", 3000)
-    assert said["zero_optimization.sub_group_size"] == ("auto", None)
-    assert said["optimizer.params.lr"] == ("auto", 1e-4)
-    assert said["gradient_clipping"] == ("auto", 1.0)
-    assert said["bf16.enabled"] == ("auto", True)
-    assert said["scheduler"][1] is None
+    told = {"files": engine.files(candidate), "overridden": engine.overridden(candidate)}
+    told["files"] = {name: json.loads(text) for name, text in told["files"].items()}
+    snapshots.check("render/auto.json", json.dumps(told, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,7 @@ def test_deepep_is_told_the_tokens_of_a_micro_batch(tmp_path):
     assert [each.rule for each in lacking.judge(candidate)] == ["experts.deepep"]
 
 
-@pytest.mark.parametrize(
-    ("device", "ep", "is_legal"),
-    [
-        *(("H100", 4, True), ("H100", 16, True), ("H100-NVL", 2, True), ("H100-NVL", 4, False)),
-        *(("A100-80GB", 8, True), ("A100-80GB", 16, False), ("L40S", 2, False)),
-        ("a GPU that nobody knows", 16, True),
-    ],
-)
+@pytest.mark.cases("device", "ep", "is_legal")
 def test_deepep_sends_as_far_as_the_devices_let_it(tmp_path, device, ep, is_legal):
     job = job_of(tmp_path, "qwen3-30b-a3b", world=16, global_batch=16)
     knobs = {"zero__stage": 1, "ep": ep, "micro_batch": 1, "ep__dispatch": "deepep"}

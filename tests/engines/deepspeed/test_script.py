@@ -154,19 +154,6 @@ def test_a_script_that_reads_its_configuration_keeps_the_keys_that_it_may_use(tm
     assert "did you mean wall_clock_breakdown?" in said
 
 
-def test_another_precision_goes_by_the_configuration_and_trainer_s_arguments_say_so(tmp_path):
-    for name, description in (("raw", RAW), ("trainer", TRAINER)):
-        (folder := tmp_path / name).mkdir()
-        engine = engine_of(folder, description)
-        candidate = changed(engine, precision="bf16")
-        edits = engine.edits(candidate)
-        assert edits.configuration == {"bf16": {"enabled": True}}
-        said = {"bf16": True, "fp16": False} if description is TRAINER else {}
-        assert edits.arguments == said
-        assert engine.expected(candidate)["dtype"] == "bf16"
-        assert engine.expected(engine.unchanged)["dtype"] == "fp32"
-
-
 def test_a_bucket_above_the_model_is_predicted_at_its_full_size(tmp_path: Path) -> None:
     """DeepSpeed allocates 5e8 elements by default, whatever the model; an edit writes fewer."""
     (folder := tmp_path / "plain").mkdir()
@@ -184,15 +171,6 @@ def test_a_bucket_above_the_model_is_predicted_at_its_full_size(tmp_path: Path) 
     ]
 
 
-def test_the_section_of_the_precision_that_was_goes(tmp_path: Path) -> None:
-    fp16 = {"enabled": True, "initial_scale_power": 12}
-    theirs = {**RAW, "config": {**RAW["config"], "fp16": fp16}}
-    engine = engine_of(tmp_path, theirs, read_back={"dtype": "fp16"})
-    config = json.loads(engine.files(changed(engine, precision="fp32"))[CONFIG_FILE])
-    assert "fp16" not in config
-    assert "bf16" not in config
-
-
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path, stage: int) -> None:
     """Stage 3 once wrote five of DeepSpeed's defaults, some of them cut to the model's size."""
@@ -208,64 +186,28 @@ def test_another_stage_is_one_key_and_the_user_s_stay(tmp_path: Path, stage: int
         assert told == engine.expected(candidate)["sub_group_size"] == 1_000_000_000
 
 
-def test_a_bucket_that_the_user_s_stage_has_not_is_written(tmp_path: Path) -> None:
-    """DeepSpeed would allocate 5e8 elements for a model of two million."""
-    at_stage_0 = {**RAW, "config": {**RAW["config"], "zero_optimization": {"stage": 0}}}
-    engine = engine_of(tmp_path, at_stage_0)
-    chosen = canonical({**engine.unchanged.values, "zero.stage": 2}, engine.context)
-    candidate = replace(engine.unchanged, knobs=tuple(sorted(chosen.items())))
-    assert engine.edits(candidate).configuration == {
-        "zero_optimization.stage": 2,
-        "zero_optimization.reduce_bucket_size": RAW["n_params"],
-    }
+DESCRIPTIONS = {"raw": RAW, "trainer": TRAINER, "arguments": BY_ARGUMENTS}
 
 
-def test_a_raw_script_s_batch_is_two_keys_of_its_configuration(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path)
-    candidate = Candidate.of(
-        {**engine.unchanged.values, "micro_batch": 8}, world=2, global_batch=16
-    )
-    edits = engine.edits(candidate)
-    assert edits.configuration["train_micro_batch_size_per_gpu"] == 8
-    assert edits.configuration["gradient_accumulation_steps"] == 1
-    assert "train_batch_size" not in edits.configuration
-    assert not edits.arguments
-
-
-def test_trainer_s_batch_is_set_in_its_arguments_too(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, TRAINER)
-    candidate = Candidate.of(
-        {**engine.unchanged.values, "micro_batch": 2, "recompute": "full"},
-        world=2,
-        global_batch=16,
-    )
-    assert engine.edits(candidate).arguments == {
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "gradient_checkpointing": True,
-    }
+@pytest.mark.cases("description", "changes", "knobs", "edits", "expected")
+def test_a_choice_is_these_edits_and_these_settings(
+    tmp_path, description, changes, knobs, edits, expected
+):
+    """What an edit does not name, it leaves; expected: as it is, and with the choice."""
+    given = {**DESCRIPTIONS[description], **changes.get("description", {})}
+    engine = engine_of(tmp_path, given, read_back=changes.get("read_back"))
+    candidate = changed(engine, **knobs)
+    if "micro_batch" in knobs:
+        candidate = Candidate.of(candidate.values, world=2, global_batch=16)
+    found = engine.edits(candidate)
+    none = {"configuration": {}, "arguments": {}}
+    assert {name: getattr(found, name) for name in none} == none | edits
+    for name, before_and_after in expected.items():
+        told = [engine.expected(one)[name] for one in (engine.unchanged, candidate)]
+        assert told == before_and_after, name
     lines = engine.edits_in_words(candidate)
-    assert "argument: per_device_train_batch_size=2" in lines
-
-
-def test_trainer_s_optimizer_is_one_argument_and_no_key(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, BY_ARGUMENTS)
-    candidate = changed(engine, optimizer__implementation="torch_fused")
-    edits = engine.edits(candidate)
-    assert edits.arguments == {"optim": "adamw_torch_fused"}
-    assert not edits.configuration
-    assert engine.expected(candidate)["optimizer_fused"] is True
-    assert engine.expected(engine.unchanged)["optimizer_fused"] is False
-
-
-def test_an_optimizer_of_the_file_stays_in_the_file(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, TRAINER)
-    edits = engine.edits(changed(engine, optimizer__implementation="torch_fused"))
-    assert not edits.arguments
-    assert edits.configuration == {
-        "optimizer.params.fused": True,
-        "optimizer.params.torch_adam": True,
-    }
+    for name, value in edits.get("arguments", {}).items():
+        assert f"argument: {name}={json.dumps(value)}" in lines
 
 
 def test_an_argument_that_offload_overrules_is_not_tried(tmp_path: Path) -> None:
@@ -284,16 +226,6 @@ def test_a_torch_without_a_fused_adam_for_cpus_is_not_asked_for_it(tmp_path: Pat
         engine = ScriptEngine(job, replace(CPU, torch_version=release))
         values = engine.space.domains["optimizer.implementation"].values
         assert ("torch_fused" in values) is has_it
-
-
-def test_another_attention_is_one_argument(tmp_path: Path) -> None:
-    takes = {**BY_ARGUMENTS, "framework": "trl", "takes_attention": True}
-    engine = engine_of(tmp_path, takes, read_back={"attention": "sdpa"})
-    candidate = changed(engine, attention="eager")
-    assert engine.edits(candidate).arguments == {"attn_implementation": "eager"}
-    assert not engine.edits(candidate).configuration
-    assert engine.expected(candidate)["attention"] == "eager"
-    assert engine.expected(engine.unchanged)["attention"] == "sdpa"
 
 
 def test_an_attention_in_the_command_s_own_words_is_filled_in(tmp_path: Path) -> None:

@@ -51,17 +51,7 @@ def launch(flags, release=None):
     return launch_of_line(line, release=release or "0.16")
 
 
-@pytest.mark.parametrize(
-    ("flags", "release", "dispatcher"),
-    [
-        ("--moe-enable-deepep", "0.15", "deepep"),
-        ("--moe-enable-deepep", "0.20", "deepep"),
-        ("--moe-flex-dispatcher-backend deepep", "0.20", "deepep"),
-        ("--moe-flex-dispatcher-backend hybridep", "0.20", "hybridep"),
-        # The older flag wins there.
-        ("--moe-enable-deepep --moe-flex-dispatcher-backend hybridep", "0.20", "deepep"),
-    ],
-)
+@pytest.mark.cases("flags", "release", "dispatcher")
 def test_deepep_is_read_from_either_flag(flags, release, dispatcher):
     experts = "--num-experts 8 --disable-bias-linear --bf16 --expert-model-parallel-size 8"
     one = launch(f"{experts} --moe-token-dispatcher-type flex {flags}", release)
@@ -181,11 +171,7 @@ def test_fp8_is_refused_where_the_gpu_has_none():
     assert judge_launch(replace(found, **on_gpu("H100", where="--gpu"))) == []
 
 
-RECIPE = (
-    "torchrun --nproc-per-node 8 run_recipe.py --recipe llama3_8b_pretrain "
-    "model.tensor_model_parallel_size=3 model.pipeline_model_parallel_size=2 "
-    "train.global_batch_size=64 train.micro_batch_size=$MBS"
-)
+RECIPE = DATA["RECIPE"]
 
 
 @pytest.mark.cases("micro_batches", "group", "rule")
@@ -204,46 +190,10 @@ def test_micro_batches_of_interleaved_chunks_come_in_groups(micro_batches, group
     assert [violation.rule for violation in found] == ([] if rule is None else [rule])
 
 
-NEMO = (
-    "python megatron_gpt_pretraining.py trainer.devices=4 trainer.num_nodes=2 "
-    "model.pipeline_model_parallel_size=4 model.virtual_pipeline_model_parallel_size=2 "
-    "model.num_layers=32 model.micro_batch_size=2 model.global_batch_size={batch}"
-)
-NEMO_OF_SHELL = (
-    "python megatron_gpt_pretraining.py trainer.devices=4 trainer.num_nodes=2 "
-    "model.pipeline_model_parallel_size=$PP "
-)
-
-LAYOUT = " '+model.pipeline_model_parallel_layout=\"{}\"'"
-
-
-@pytest.mark.parametrize(
-    ("line", "broken"),
-    [
-        (NEMO.format(batch=32), set()),
-        (NEMO.format(batch=24), {"vp.micro_batches"}),
-        (NEMO.format(batch=30), {"batch.product"}),
-        (NEMO.format(batch=32).replace("layers=32", "layers=28"), {"pp.split"}),
-        # Another configuration may split the context, and so have more micro-batches.
-        (NEMO.format(batch=24) + " --config-name ours", set()),
-        (RECIPE.replace("size=3", "size=4").replace("$MBS", "3"), {"batch.product"}),
-        # A recipe's number of chunks may stand beside a layout that has as many.
-        (NEMO.format(batch=32) + LAYOUT.format("Et*4|(t*4|)*6t*4L"), set()),
-        (NEMO.format(batch=32) + LAYOUT.format("Et*8|(t*8|)*2t*8L"), {"pp.layout"}),
-        # Nobody knows how many chunks the layout makes of stages that only the shell counts.
-        *(
-            (NEMO_OF_SHELL + field + LAYOUT.format("Et*4|(t*4|)*6t*4L"), set())
-            for field in (
-                "model.num_layers_per_virtual_pipeline_stage=4",
-                "model.num_virtual_stages_per_pipeline_rank=2",
-            )
-        ),
-    ],
-)
-def test_batch_split_and_chunks_of_a_recipe_are_judged_where_the_line_decides(line, broken):
-    assert {
-        violation.rule for violation in judge_launch(launch_of_line(line, release="0.16"))
-    } == broken
+@pytest.mark.cases("recipe", "words", "broken")
+def test_a_recipe_is_judged_where_the_line_decides(recipe, words, broken):
+    found = judge_launch(launch_of_line(f"{DATA[recipe]} {words}", release="0.16"))
+    assert [violation.rule for violation in found] == broken
 
 
 def test_what_only_megatrons_own_parser_refuses_is_a_warning_in_a_recipe():
@@ -268,33 +218,14 @@ def test_overrides_of_a_recipe_are_judged_as_far_as_they_say():
     assert "model.pipeline_model_parallel_size 3" in violation.message
 
 
-def test_a_flag_without_a_default_is_named_in_a_fix_as_left_out():
-    mixture = "--num-experts 8 --bf16 --disable-bias-linear --expert-tensor-parallel-size 2"
-    assert fixes_of(mixture)["etp.replicas"].endswith("or no --expert-tensor-parallel-size")
-
-
-def fixes_of(flags, **others):
-    found = judge_launch(replace(launch(flags), **others))
-    return {violation.rule: violation.fix for violation in found}
-
-
-@pytest.mark.cases("chunked")
-def test_a_fix_of_chunks_names_the_flag_that_makes_them(chunked):
-    ranks = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 96"
-    fix = fixes_of(f"{ranks} {chunked}")["vp.micro_batches"]
-    assert chunked.split()[0] in fix
-    assert "--num-virtual-stages-per-pipeline-rank" not in fix
-
-
-def test_a_message_of_chunks_names_the_flag_that_makes_them():
-    by_layers = judge_launch(launch("--num-layers-per-virtual-pipeline-stage 2"))
-    (message,) = (one.message for one in by_layers if one.rule == "vp.pipeline")
-    assert message.startswith("--num-layers-per-virtual-pipeline-stage: needs")
-    (uneven,) = judge_launch(launch("--num-layers 6 --pipeline-model-parallel-size 4"))
-    assert uneven.message == "6 layers do not split evenly over --pipeline-model-parallel-size 4"
-    assert "that divides the layers (1, 2, 3, 6), --account" in uneven.fix
+@pytest.mark.cases("flags", "rule", "message", "fix")
+def test_a_finding_is_told_in_flags(flags, rule, message, fix):
+    """Its message begins so, and its fix has this in it."""
+    (found,) = (one for one in judge_launch(launch(flags)) if one.rule == rule)
+    assert found.message.startswith(message)
+    assert fix in found.fix
 
 
 def test_a_clash_is_told_where_another_of_its_arguments_is_not_known():
-    unknown = frozenset({"external_cuda_graph"})
-    assert "graphs.one_way" in fixes_of(BROKEN["graphs.one_way"], unknown=unknown)
+    one = replace(launch(BROKEN["graphs.one_way"]), unknown=frozenset({"external_cuda_graph"}))
+    assert "graphs.one_way" in {found.rule for found in judge_launch(one)}

@@ -318,25 +318,22 @@ def test_what_is_off_its_default_is_read_back(tmp_path, name, settings):
     assert name not in engine.expected(one(task, "tp=1 cp=2"))
 
 
-def test_stages_with_the_ends_as_layers_are_read_back(tmp_path):
-    asked = job(tmp_path, model="llama-2-7b", world=4)  # 32 layers, and the ends
-    engine = MegatronEngine(asked, A100)
-    candidate = one(task_of(asked, A100), "pp=2 ends_as_layers=true")
-    assert engine.expected(candidate)["stage_layers"] == [16, 16]
-    asked = dataclasses.replace(asked, model=asked.model_with(10))
-    engine = MegatronEngine(asked, A100)
-    candidate = one(task_of(asked, A100), "pp=4 ends_as_layers=true")
-    assert engine.expected(candidate)["stage_layers"] == [2, 3, 3, 2]
+@pytest.mark.cases("n_layers", "settings", "stage_layers")
+def test_stages_with_the_ends_as_layers_are_read_back(tmp_path, n_layers, settings, stage_layers):
+    engine, candidate = with_ends_as_layers(tmp_path, n_layers, settings)
+    assert engine.expected(candidate)["stage_layers"] == stage_layers
+
+
+def with_ends_as_layers(folder, n_layers, settings):
+    asked = job(folder, model="llama-2-7b", world=4)
+    engine = MegatronEngine(dataclasses.replace(asked, model=asked.model_with(n_layers)), A100)
+    return engine, one(task_of(asked, A100), f"{settings} ends_as_layers=true")
 
 
 def test_the_first_and_the_last_chunk_may_have_the_embedding_and_the_loss_alone(tmp_path):
-    asked = job(tmp_path, model="llama-2-7b", world=4)
-    asked = dataclasses.replace(asked, model=asked.model_with(6))
-    engine = MegatronEngine(asked, A100)
-    candidate = one(task_of(asked, A100), "pp=2 vp=4 ends_as_layers=true")
+    engine, candidate = with_ends_as_layers(tmp_path, 6, "pp=2 vp=4")
     assert candidate in engine.layouts()
     assert not engine.judge(candidate)
-    assert engine.expected(candidate)["stage_layers"] == [3, 3]
     arguments = json.loads(engine.files(candidate)[ARGUMENTS_FILE])
     assert arguments["num_virtual_stages_per_pipeline_rank"] == 4
     assert arguments["account_for_embedding_in_pipeline_split"] is True
@@ -344,9 +341,8 @@ def test_the_first_and_the_last_chunk_may_have_the_embedding_and_the_loss_alone(
     plans = engine.plans([candidate])
     assert [float(np.ravel(getattr(plans, f"{end}_stage_layers"))[0]) for end in ENDS] == [3, 3, 3]
     # A rank without a layer is none: the ends are chunks among others.
-    whole = one(task_of(asked, A100), "pp=4 vp=2 ends_as_layers=true")
-    assert {each.rule for each in engine.judge(whole)} == set()
-    assert engine.expected(whole)["stage_layers"] == [1, 2, 2, 1]
+    engine, whole = with_ends_as_layers(tmp_path, 6, "pp=4 vp=2")
+    assert not engine.judge(whole)
 
 
 ENDS = ("first", "last", "most")

@@ -19,13 +19,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.trial import prebuilt
-from autotune.trial.guest.begin import (
-    GUEST_ENV,
-    OWNER_FILE,
-    owner_of,
-    owner_text,
-    take_rank,
-)
+from autotune.trial.guest.begin import GUEST_ENV, OWNER_FILE, owner_of, owner_text, take_rank
 from autotune.trial.guest.edits import EDITS_FILE
 from autotune.trial.guest.launcher import SITE, guest_environment
 from autotune.trial.variables import BUILT_ENV, SUBMITTED_ENV
@@ -117,9 +111,7 @@ def test_the_user_s_own_sitecustomize_runs_first(folder: Path, tmp_path: Path) -
     assert words == ["False", "True", str(user_folder / "sitecustomize.py")]
 
 
-def test_a_sitecustomize_of_theirs_that_fails_does_not_take_ours_with_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_sitecustomize_of_theirs_that_fails_does_not_take_ours_with_it(folder, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
     code = "import sys; print('_autotune_in_rank' in sys.modules)"
     ran = python(code, folder=folder, path=str(tmp_path))
@@ -128,9 +120,7 @@ def test_a_sitecustomize_of_theirs_that_fails_does_not_take_ours_with_it(
 
 
 @pytest.mark.parametrize("name", ["autotune", "contract", "trial"])
-def test_a_package_of_theirs_is_called_as_they_like(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_package_of_theirs_is_called_as_they_like(folder, tmp_path, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("MINE = 'theirs'\n")
     code = f"import {name}; print({name}.MINE)"
@@ -144,9 +134,7 @@ def owners(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"RANK": "0"}, {"LOCAL_RANK": "0"}, {"RANK": "", "LOCAL_RANK": "0"}, {}],
-    ids=str,
+    "given", [{"RANK": "0"}, {"LOCAL_RANK": "0"}, {"RANK": "", "LOCAL_RANK": "0"}, {}], ids=str
 )
 def test_launchers_are_no_ranks(folder: Path, given: Mapping[str, str]) -> None:
     python("import json, subprocess", folder=folder, **given)
@@ -190,9 +178,7 @@ def test_the_environment_keeps_what_is_the_user_s() -> None:
     assert made["MINE"] == "1"
 
 
-def test_deepspeed_s_launcher_meets_at_the_trial_s_port_by_default(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_deepspeed_s_launcher_meets_at_the_trial_s_port_by_default(folder, tmp_path):
     """Whatever starts it, such as `env` or a shell script: it reads no variable."""
     package = tmp_path / "deepspeed"
     package.mkdir()
@@ -204,9 +190,7 @@ def test_deepspeed_s_launcher_meets_at_the_trial_s_port_by_default(
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_what_is_built_serves_the_python_that_it_was_built_for(
-    monkeypatch: pytest.MonkeyPatch, is_ours: bool
-) -> None:
+def test_what_is_built_serves_the_python_that_it_was_built_for(monkeypatch, is_ours):
     prefix = sys.prefix if is_ours else "/another"
     built = {"prefix": prefix, "variables": {"TORCH_EXTENSIONS_DIR": "/built"}}
     monkeypatch.setenv(BUILT_ENV, json.dumps(built))
@@ -234,29 +218,7 @@ def test_a_rank_has_the_variables_before_deepspeed_chooses_by_them(folder: Path)
     assert ran.stdout == "cpu\n", ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("import sys; sys.exit(3)", "ended by itself with exit code 3"),
-        ("import os; os._exit(0)", "ended by itself: it never called deepspeed.initialize"),
-        # Hydra and argparse leave so, each in its own words.
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError: sys.exit(1)",
-            "with exit code 1, while handling KeyError: 'bs'",
-        ),
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError: sys.exit('no key bs; add it')",
-            "Error: no key bs; add it: the script ended by itself with exit code 1, while hand",
-        ),
-        ("import sys\ntry: [0] * 10**15\nexcept MemoryError: sys.exit(1)", "MemoryError"),
-        # An exit that the script catches is none.
-        (
-            "import sys\ntry: {}['bs']\nexcept KeyError:\n try: sys.exit(1)\n"
-            " except SystemExit: pass\nsys.exit(2)",
-            "with exit code 2: it never called",
-        ),
-    ],
-)
+@pytest.mark.cases("code", "says")
 def test_a_rank_that_leaves_by_itself_says_how(folder: Path, code: str, says: str) -> None:
     """`os._exit` passes everything by that the interpreter does at its end."""
     ran = begun(folder, code)

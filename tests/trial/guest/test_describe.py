@@ -36,9 +36,7 @@ class Attention(torch.nn.Module):
     ("name", "held", "n_heads"),
     [("n_head", 4, 4), ("num_attention_heads", 8, 8), ("n_head", True, 0), ("h", 4, 0)],
 )
-def test_heads_are_found_by_their_name_in_model_config_or_attention(
-    name: str, held: int, n_heads: int
-) -> None:
+def test_heads_are_found_by_their_name_in_model_config_or_attention(name, held, n_heads):
     plain = torch.nn.Module()
     setattr(plain, name, held)
     for module in (torch.nn.Sequential(plain), Attention(**{name: held})):

@@ -125,9 +125,7 @@ PICTURE, SENTENCES = torch.randn(3, 8, 9), tokens(7, 4)
         ([2], ((torch.randn(2, 8), torch.randn(2, 9)),), (2, 0)),
     ],
 )
-def test_samples_are_where_a_loader_s_batches_have_as_many(
-    sizes: list[int], given: tuple[Any, ...], counted: tuple[int, int]
-) -> None:
+def test_samples_are_where_a_loader_s_batches_have_as_many(sizes, given, counted):
     module = Takes()
     intake = Intake(module, sizes=sizes)
     module(*given)

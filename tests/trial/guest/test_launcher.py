@@ -1,11 +1,13 @@
 """What a command does around its ranks, with real processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs until the test has ended."""
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def write_owner(folder: Path, pid: int, rank: int = 0) -> None:
     (folder / RANKS_DIR / OWNER_FILE.format(rank=rank)).write_text(owner_text(pid))
 
@@ -59,33 +72,23 @@ def test_what_a_command_does_after_its_ranks_is_not_waited_for(folder: Path) -> 
     rank = subprocess.Popen(["true"])
     rank.wait()
     write_owner(folder, rank.pid)
-    process = subprocess.Popen(["sleep", "60"])
     began_s = time.monotonic()
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 1) == 1
         assert time.monotonic() - began_s < 30
         assert process.poll() is None, "who has waited ends it with all that it has started"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_rank_whose_parent_has_not_asked_for_its_code_has_ended(folder: Path) -> None:
     rank = subprocess.Popen(["true"])
     write_owner(folder, rank.pid)
-    process = subprocess.Popen(["sleep", "60"])
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 1) == 1
-    finally:
-        process.kill()
-        process.wait()
-        rank.wait()
+    rank.wait()
 
 
 @pytest.mark.parametrize(("n_reported", "code"), [(2, 0), (1, 1)])
-def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
-    folder: Path, n_reported: int, code: int
-) -> None:
+def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(folder, n_reported, code):
     for rank in range(2):
         program = subprocess.Popen(["true"])
         program.wait()
@@ -93,12 +96,8 @@ def test_a_command_is_not_waited_for_once_all_its_ranks_have_told_all(
         phase = Phase.TEARDOWN if rank < n_reported else Phase.MEASURED
         report = RankReport(rank=rank, pid=program.pid, phase=phase)
         write_json(folder / RANKS_DIR / f"{rank:02d}.json", to_dict(report))
-    process = subprocess.Popen(["sleep", "60"])
-    try:
+    with running("sleep", "60") as process:
         assert launcher.wait(process, folder, 2) == code
-    finally:
-        process.kill()
-        process.wait()
 
 
 ROOT_CAUSE = DATA["ROOT_CAUSE"]
@@ -186,18 +185,14 @@ def test_the_kernel_says_which_rank_a_signal_ended_whatever_started_it(folder: P
     ],
     ids=["no Python", "nothing trained"],
 )
-def test_a_command_that_starts_no_rank_says_why(
-    folder: Path, capfd: pytest.CaptureFixture[str], program: list[str], says: str
-) -> None:
+def test_a_command_that_starts_no_rank_says_why(folder, capfd, program, says):
     given = launcher.guest_environment(os.environ, folder, "0") | {GUEST_ENV: str(folder)}
     process = subprocess.Popen(program, env=given)
     assert launcher.wait(process, folder, 1) == 1
     assert says in capfd.readouterr().err
 
 
-def test_a_rank_that_is_not_reached_is_not_waited_for(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_is_not_reached_is_not_waited_for(folder, capfd):
     """It has a number, imports torch, and has never said that it is a rank."""
     script = "import torch, time; time.sleep(100)"
     given = {**os.environ, "RANK": "3", "LOCAL_RANK": "1"}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import data_beside
+
 PACKAGE = Path(__file__).resolve().parents[3] / "autotune"
 FILES = sorted(
     [
@@ -16,30 +18,7 @@ FILES = sorted(
     ]
 )
 
-NEWER = {
-    "typing": {
-        *("Self", "Never", "assert_never", "assert_type", "LiteralString", "reveal_type"),
-        *("NotRequired", "Required", "Unpack", "TypeVarTuple", "dataclass_transform"),
-        *("override", "TypeAliasType", "get_protocol_members", "ReadOnly", "TypeIs", "NoDefault"),
-    },
-    "enum": {"StrEnum", "ReprEnum", "EnumCheck", "verify", "member", "nonmember", "global_enum"},
-    "datetime": {"UTC"},
-    "contextlib": {"chdir"},
-    "asyncio": {"TaskGroup", "timeout", "Runner", "Barrier"},
-    "hashlib": {"file_digest"},
-    "itertools": {"batched"},
-    "math": {"cbrt", "exp2", "sumprod", "fma"},
-    "operator": {"call"},
-    "inspect": {"getmembers_static", "markcoroutinefunction"},
-    "logging": {"getLevelNamesMapping", "getHandlerByName"},
-    "os": {"process_cpu_count", "EX_NOTFOUND", "unshare", "setns"},
-    "sys": {"exception", "monitoring", "last_exc", "activate_stack_trampoline"},
-    "threading": {"setprofile_all_threads", "settrace_all_threads"},
-    "types": {"get_original_bases", "CapsuleType"},
-    "warnings": {"deprecated"},
-    "collections.abc": {"Buffer"},
-    "copy": {"replace"},
-}
+NEWER = data_beside(__file__)["NEWER"]
 """Names that modules of the standard library have since 3.11 or later."""
 NEWER_MODULES = {"tomllib", "wsgiref.types", "annotationlib", "compression", "string.templatelib"}
 NEWER_BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}

@@ -46,13 +46,18 @@ def files(monkeypatch: pytest.MonkeyPatch, trial: Path) -> None:
     quiet.end_preparing()
 
 
+def silenced(name: str, **members: Any) -> Any:
+    """A module of a package's name with some of its members, silenced."""
+    module: Any = ModuleType(name)
+    vars(module).update(members)
+    apply(module, quiet.hooks())
+    return module
+
+
 @pytest.fixture
 def saving() -> Any:
     """A copy of torch's module that saves, silenced."""
-    module: Any = ModuleType("torch.serialization")
-    module.save = torch.save
-    apply(module, quiet.hooks())
-    return module
+    return silenced("torch.serialization", save=torch.save)
 
 
 @pytest.mark.usefixtures("files")
@@ -67,9 +72,7 @@ def test_no_file_is_saved_and_buffers_are(saving: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_saved_before_the_engine_is_there_may_be_read(
-    saving: Any, tmp_path: Path, trial: Path
-) -> None:
+def test_what_is_saved_before_the_engine_is_there_may_be_read(saving, tmp_path, trial):
     watch(trial, 0.0)
     saving.save(torch.ones(3), tmp_path / "cache.pt")
     watch(trial, math.inf)
@@ -81,9 +84,7 @@ def test_what_is_saved_before_the_engine_is_there_may_be_read(
 
 
 @pytest.mark.usefixtures("files")
-def test_what_is_small_may_be_read_later_on_as_well(
-    saving: Any, tmp_path: Path, trial: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_small_may_be_read_later_on_as_well(saving, tmp_path, trial, monkeypatch):
     """As by a script that goes back to its best weights, which it copies from its last ones."""
     monkeypatch.setattr(quiet, "_most_bytes", 12_000)
     last, best, other = tmp_path / "out" / "last.pt", tmp_path / "best.pt", tmp_path / "other.pt"
@@ -124,9 +125,7 @@ def test_what_a_script_saves_beside_a_checkpoint_comes_back(tmp_path: Path) -> N
         def load_checkpoint(self, load_dir: Path, tag: str) -> tuple[None, None]:
             return None, None
 
-    module: Any = ModuleType("deepspeed.runtime.engine")
-    module.DeepSpeedEngine = DeepSpeedEngine
-    apply(module, quiet.hooks())
+    silenced("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     engine: Any = DeepSpeedEngine()
     assert engine.save_checkpoint(tmp_path, "best", {"loss": 1.0}, True)
     assert engine.save_checkpoint(tmp_path, None, client_state={"epoch": 3}, latest=True)
@@ -202,9 +201,7 @@ def test_a_folder_of_before_the_trial_is_not_lost(tmp_path: Path, trial: Path) -
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "replace"), (shutil, "move")])
-def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
-    tmp_path: Path, trial: Path, module: ModuleType, name: str
-) -> None:
+def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(tmp_path, trial, module, name):
     for folder in ("tmp", "out"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "model.pt").write_text(folder)
@@ -216,18 +213,16 @@ def test_what_is_moved_to_a_folder_that_stayed_is_passed_by(
 
 
 @pytest.mark.usefixtures("files")
-def test_what_a_script_prepares_goes_with_the_trial(
-    saving: Any, tmp_path: Path, trial: Path
-) -> None:
+def test_what_a_script_prepares_goes_with_the_trial(saving, tmp_path, trial):
     class PreTrainedTokenizerBase:
         def save_pretrained(self, folder: Path, push_to_hub: bool = False) -> None:
             assert not push_to_hub
             folder.mkdir(exist_ok=True)
             (folder / "tokenizer.json").write_text("{}")
 
-    module: Any = ModuleType("transformers.tokenization_utils_base")
-    module.PreTrainedTokenizerBase = PreTrainedTokenizerBase
-    apply(module, quiet.hooks())
+    silenced(
+        "transformers.tokenization_utils_base", PreTrainedTokenizerBase=PreTrainedTokenizerBase
+    )
     (tmp_path / "old.pt").write_text("trained for weeks")
     began_s = (tmp_path / "old.pt").stat().st_ctime
     while _now(tmp_path) <= began_s:
@@ -256,9 +251,7 @@ def _now(folder: Path) -> float:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_file_that_the_script_writes_under_a_name_again_is_its_own(
-    saving: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_the_script_writes_under_a_name_again_is_its_own(saving, tmp_path):
     tmp, state = tmp_path / "tmp", tmp_path / "state.json"
     saving.save(torch.ones(3), tmp)
     os.replace(tmp, tmp_path / "model.pt")
@@ -283,9 +276,7 @@ def test_other_files_are_the_script_s_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_folders_for_what_was_not_written_are_gone_and_others_stay(
-    tmp_path: Path, trial: Path
-) -> None:
+def test_folders_for_what_was_not_written_are_gone_and_others_stay(tmp_path, trial):
     (tmp_path / "theirs").mkdir()
     quiet._journal.unlink()
     os.makedirs(tmp_path / "out" / "step_1", exist_ok=True)
@@ -320,18 +311,14 @@ def test_the_folder_of_a_hydra_run_is_the_trial_s_unless_the_script_works_in_it(
 
 @pytest.mark.parametrize("tag", [None, "step7"])
 @pytest.mark.parametrize("before", ["", "zero_pp_rank_0_", "layer_0_expert_0_"])
-def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(
-    tmp_path: Path, before: str, tag: str | None
-) -> None:
+def test_of_a_checkpoint_only_what_the_script_saved_beside_it_is_read(tmp_path, before, tag):
     """DeepSpeed refuses the weights and states of another ZeRO stage."""
 
     class DeepSpeedEngine:
         def load_checkpoint(self, load_dir: Path, tag: str) -> str:
             return f"DeepSpeed's own of {tag}"
 
-    module: Any = ModuleType("deepspeed.runtime.engine")
-    module.DeepSpeedEngine = DeepSpeedEngine
-    apply(module, quiet.hooks())
+    silenced("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     (tmp_path / "latest").write_text("step7\n")
     file = tmp_path / "step7" / f"{before}mp_rank_00_model_states.pt"
     file.parent.mkdir()
@@ -370,26 +357,20 @@ def test_trainer_neither_saves_nor_evaluates_nor_reports() -> None:
     assert not hasattr(arguments, "evaluation_strategy"), "their version has no such field"
 
 
-def test_boards_are_written_where_the_trial_s_temporary_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boards_are_written_where_the_trial_s_temporary_files_are(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "scratch", lambda: tmp_path)
 
     class SummaryWriter:
         def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
             self.asked = (log_dir, comment)
 
-    module: Any = ModuleType("torch.utils.tensorboard.writer")
-    module.SummaryWriter = SummaryWriter
-    apply(module, quiet.hooks())
+    silenced("torch.utils.tensorboard.writer", SummaryWriter=SummaryWriter)
     folder = str(tmp_path / "boards")
     assert SummaryWriter("runs", "c").asked == (folder, "c")
     assert SummaryWriter(log_dir="runs").asked == (folder, "")
 
 
-def test_deepspeed_s_own_monitors_write_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_deepspeed_s_own_monitors_write_nothing(monkeypatch, tmp_path):
     """Nor do they ask for the packages that they write with."""
     from deepspeed.monitor import monitor
     from deepspeed.monitor.config import DeepSpeedMonitorConfig
@@ -409,20 +390,14 @@ def test_deepspeed_s_own_monitors_write_nothing(
 
 def test_a_script_cannot_switch_its_trackers_on() -> None:
     for name in ("wandb", "swanlab"):
-        tracker: Any = ModuleType(name)
-        tracker.init = lambda mode: mode
-        tracker.login = pytest.fail
-        apply(tracker, quiet.hooks())
+        tracker = silenced(name, init=lambda mode: mode, login=pytest.fail)
         assert tracker.init(mode="online") == "disabled"
         assert tracker.login("key")
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "swanlab"])
 def test_a_module_of_the_script_s_own_may_have_a_tracker_s_name(name: str) -> None:
-    module: Any = ModuleType(name)
-    module.init = lambda project: project
-    apply(module, quiet.hooks())
-    assert module.init("mine") == "mine"
+    assert silenced(name, init=lambda project: project).init("mine") == "mine"
 
 
 _LOGS_TO_MLFLOW = """

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -66,9 +65,7 @@ def test_a_model_under_zero_init_is_seen_by_its_weights(model: Any, is_split: bo
     ("caller", "is_by_script"),
     [("__main__", True), ("their.models", True), ("transformers.modeling_utils", False)],
 )
-def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
-    caller: str, is_by_script: bool
-) -> None:
+def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(caller, is_by_script):
     """Hugging Face's loaders make one only where the configuration says stage 3."""
     guest, made = Guest.__new__(Guest), list[tuple[Any, ...]]()
     guest._splits_models = False
@@ -82,9 +79,7 @@ def test_only_a_zero_init_of_the_script_itself_keeps_the_stage(
 @pytest.mark.parametrize(
     ("caller", "is_by_script"), [("__main__", True), ("autotune.trial.readback", False)]
 )
-def test_a_setting_that_is_read_back_is_no_question_of_the_script(
-    caller: str, is_by_script: bool
-) -> None:
+def test_a_setting_that_is_read_back_is_no_question_of_the_script(caller, is_by_script):
     """A script that never asks makes its batches by a size of its own."""
     guest = Guest.__new__(Guest)
     guest.seen = {"asks_micro_batch": False}
@@ -119,9 +114,7 @@ def test_a_step_of_fabric_past_its_engine_is_the_engine_s(n_passes, stepped):
         (("MEASURED", 9), ("another",), ["parted"]),
     ],
 )
-def test_what_was_measured_is_agreed_on_before_ranks_leave_one_another(
-    n_steps: tuple[str, int], group: tuple[str, ...], ends: list[str]
-) -> None:
+def test_what_was_measured_is_agreed_on_before_ranks_leave_one_another(n_steps, group, ends):
     """A script that destroys its process group at its end has no other way to."""
     guest, done, phase = Guest.__new__(Guest), list[str](), Phase[n_steps[0]]
     report = SimpleNamespace(phase=phase, step_times_s=[1.0] * n_steps[1], pid=os.getpid())
@@ -133,9 +126,7 @@ def test_what_was_measured_is_agreed_on_before_ranks_leave_one_another(
 
 @pytest.mark.parametrize(("n_steps", "ends"), [(9, ["measured"]), (1, [])])
 @pytest.mark.parametrize("is_watched", [True, False])
-def test_an_engine_that_ends_is_measured_or_makes_room_for_the_next(
-    n_steps: int, ends: list[str], is_watched: bool
-) -> None:
+def test_an_engine_that_ends_is_measured_or_makes_room_for_the_next(n_steps, ends, is_watched):
     """A script may look for its learning rate with an engine, and destroy it."""
     guest, done, engine = Guest.__new__(Guest), list[str](), object()
     steps = {name: [1.0] * n_steps for name in ("step_times_s", "losses")}
@@ -184,11 +175,7 @@ class Engine(torch.nn.Module):
         (lambda engine, x: engine.directly()(x), False),
     ],
 )
-def test_a_pass_is_seen_however_a_script_makes_it(
-    call: Callable[[Engine, torch.Tensor], torch.Tensor],
-    past_engine: bool | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pass_is_seen_however_a_script_makes_it(call, past_engine, monkeypatch):
     guest, engine, seen = Guest.__new__(Guest), Engine(), list[Any]()
     guest.watched = None
 
@@ -302,9 +289,7 @@ def test_shared_memory_goes_at_whichever_port_a_command_meets(monkeypatch):
     assert not left.exists()
 
 
-def test_the_configuration_of_a_frozen_model_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configuration_of_a_frozen_model_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_is_over", True)
 
     class Read:  # as accelerate's HfDeepSpeedConfig
@@ -381,9 +366,7 @@ def test_a_loader_tells_the_samples_of_its_batches_and_whether_each_step_has_one
     assert guest.seen["step_batches"] == []
 
 
-def test_recomputation_is_seen_whichever_way_torch_does_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_recomputation_is_seen_whichever_way_torch_does_it(monkeypatch):
     guest = Guest.__new__(Guest)
     guest.seen = {"recomputes": False}
     for module, place in _RECOMPUTING[:2]:

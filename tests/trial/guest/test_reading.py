@@ -30,9 +30,7 @@ def found_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> lis
     return [{**one, "file": Path(one["file"]).name} for one in found]
 
 
-def test_the_section_that_holds_the_most_of_it_is_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_section_that_holds_the_most_of_it_is_its_source(tmp_path, monkeypatch):
     mine = {"seed": 2, "eval": {"train_micro_batch_size_per_gpu": 2}, "model": {"ds": HANDED}}
     (one,) = found_in(tmp_path, monkeypatch, mine__json=json.dumps(mine))
     assert (one["file"], one["at"], one["other"]) == ("mine.json", ["model", "ds"], [])
@@ -40,9 +38,7 @@ def test_the_section_that_holds_the_most_of_it_is_its_source(
     assert one["is_whole"]
 
 
-def test_a_value_that_the_code_has_changed_is_none_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_that_the_code_has_changed_is_none_of_the_file(tmp_path, monkeypatch):
     text = "optimizer: {params: {lr: 1e-5}}\nzero_optimization: {stage: 3}\n"
     (one,) = found_in(tmp_path, monkeypatch, mine__yaml=text)
     assert one["same"] == ["optimizer.params.lr"], "text to YAML 1.1"
@@ -50,9 +46,7 @@ def test_a_value_that_the_code_has_changed_is_none_of_the_file(
     assert not one["is_whole"]
 
 
-def test_what_holds_other_settings_or_no_mapping_is_no_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_holds_other_settings_or_no_mapping_is_no_source(tmp_path, monkeypatch):
     model = json.dumps({"layers": 2, "optimizer": {"type": "AdamW"}})
     sources = found_in(
         tmp_path, monkeypatch, model__json=model, list__json="[1, 2]", broken__yaml="a: [\n"
@@ -64,9 +58,7 @@ def test_what_holds_other_settings_or_no_mapping_is_no_source(
     ("path", "is_read"),
     [("src/app/run.yaml", True), ("lib/python3.12/site-packages/some/run.yaml", False)],
 )
-def test_a_project_may_lie_below_python_s_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_read: bool
-) -> None:
+def test_a_project_may_lie_below_python_s_own_folder(tmp_path, monkeypatch, path, is_read):
     monkeypatch.setattr(reading.sys, "prefix", str(tmp_path))
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).touch()

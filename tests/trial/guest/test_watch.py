@@ -92,9 +92,7 @@ class Rank:
             self.step(seconds)
 
 
-def test_short_steps_are_agreed_on_together_and_none_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_steps_are_agreed_on_together_and_none_is_lost(tmp_path, monkeypatch):
     rank = Rank(tmp_path, monkeypatch)
     with pytest.raises(Ended):
         rank.run(1000, 0.01)
@@ -116,9 +114,7 @@ def test_steps_that_are_long_or_may_be_skipped_are_agreed_on_one_by_one(
     assert rank.n_agreed == 40
 
 
-def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(tmp_path, monkeypatch):
     rank = Rank(tmp_path, monkeypatch)
     rank.run(24, 0.01)
     with pytest.raises(Ended):
@@ -128,9 +124,7 @@ def test_a_script_that_ends_is_measured_by_the_steps_that_were_agreed_on(
     assert report.tokens == 4 * len(report.step_times_s)
 
 
-def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(tmp_path, monkeypatch):
     rank = Rank(tmp_path, monkeypatch)
     rank.losses = tuple(torch.arange(1000.0))
     rank.run(80, 0.01)
@@ -152,9 +146,7 @@ def test_a_step_that_is_skipped_among_others_costs_its_own_loss_and_tokens(
     assert (report.tokens, report.padded_tokens) == (4 * len(report.step_times_s),) * 2
 
 
-def test_a_loss_among_others_that_is_not_finite_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_among_others_that_is_not_finite_is_named(tmp_path, monkeypatch):
     rank = Rank(tmp_path, monkeypatch)
     rank.losses = (torch.tensor(1.0),) * 1000
     rank.run(80, 0.01)
@@ -169,9 +161,7 @@ def test_a_loss_among_others_that_is_not_finite_is_named(
 
 
 @pytest.mark.parametrize(("n_cores", "is_watched"), [(2, True), (4, False)])
-def test_other_work_is_looked_for_where_no_other_trial_may_run(
-    monkeypatch: pytest.MonkeyPatch, n_cores: int, is_watched: bool
-) -> None:
+def test_other_work_is_looked_for_where_no_other_trial_may_run(monkeypatch, n_cores, is_watched):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n_cores)))
     spec = SimpleNamespace(layout=SimpleNamespace(world=2))

@@ -14,9 +14,11 @@ from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.plain import environment
 from autotune.engines.deepspeed.rules.sections import SECTIONS
 from autotune.engines.deepspeed.rules.witnesses import witnesses_of
+from tests.cases import data_beside
 from tests.counting import calls_of
 from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witnesses
 
+DATA = data_beside(__file__)
 _KEYS = sorted({name for section in SECTIONS.values() for name in section.keys} | {"nonsense"})
 _SCALARS = st.one_of(
     st.none(),
@@ -158,29 +160,6 @@ def test_keys_that_are_no_text_are_refused_by_name(config):
 
 def test_judging_a_legal_setup_is_little_work():
     """A lattice judges tens of thousands; benchmarks/lattice_speed.py says how long each takes."""
-    first, second = (
-        setup(
-            {
-                "train_batch_size": 4,
-                "gradient_clipping": 1.0,
-                "bf16": {"enabled": True},
-                "steps_per_print": 10**9,
-                "wall_clock_breakdown": False,
-                "zero_optimization": {
-                    "stage": 3,
-                    "reduce_bucket_size": 5e8,
-                    "overlap_comm": True,
-                    "offload_optimizer": {"device": "cpu"},
-                    "offload_param": {"device": "cpu"},
-                    "stage3_prefetch_bucket_size": 10**7,
-                    "stage3_param_persistence_threshold": 10**5,
-                    "stage3_max_live_parameters": 10**9,
-                },
-            },
-            precision="bf16",
-            global_batch=4,
-        )
-        for _ in range(2)
-    )
+    first, second = (setup(DATA["LEGAL"], precision="bf16", global_batch=4) for _ in range(2))
     assert not judge(first)
     assert calls_of(lambda: judge(second)) < 3000  # 900 today

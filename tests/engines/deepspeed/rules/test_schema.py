@@ -84,24 +84,12 @@ def test_a_file_of_keys_that_nobody_knows_is_judged_at_once():
     assert violations[0].message.endswith("and 99970 more")
 
 
-def test_what_is_never_used_raises_nothing():
-    for config, acting in (
-        (
-            {"aio": {"queue_depth": "x"}},
-            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
-        ),
-        ({"flops_profiler": {"module_depth": "auto"}}, {"flops_profiler": {"enabled": True}}),
-        ({"data_types": {"buffer_dtype": "fp64"}}, {"bf16": {"enabled": True}}),
-        ({"data_parallel_size": "cpu"}, {"sequence_parallel_size": 1}),
-        (
-            {"torch_autocast": {"lower_precision_safe_modules": "fp16"}},
-            {"torch_autocast": {"enabled": True}},
-        ),
-        ({"gradient_predivide_factor": "x", "zero_optimization": {"stage": 1}}, None),
-    ):
-        assert [one.level for one in found(config)] == ["warning"]
-        if acting is not None:
-            assert "error" in [one.level for one in found(merge(config, acting))]
+@pytest.mark.cases("config", "acting")
+def test_what_is_never_used_raises_nothing(config, acting):
+    """Unless something makes it act; null: nothing does."""
+    assert [one.level for one in found(config)] == ["warning"]
+    if acting is not None:
+        assert "error" in [one.level for one in found(merge(config, acting))]
 
 
 @pytest.mark.parametrize("section", ["optimizer", "scheduler"])

@@ -11,13 +11,8 @@ DATA = data_beside(__file__)
 
 RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
 GATES = DATA["GATES"]
-NEW = {
-    # key: value, the last release read that lacks it
-    "zero_optimization.parameter_alignment": (True, "0.19.6"),
-    "data_types.keep_in_fp32_modules": ("auto", "0.19.7"),
-    "gradient_allreduce_op": ("mean", "0.19.0"),
-    "torch_autocast": ({"enabled": False}, "0.16.9"),
-}
+NEW = DATA["NEW"]
+"""Key -> a value, and the last release read that lacks it."""
 
 
 def config_with(dotted, value):
