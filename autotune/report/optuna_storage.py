@@ -1,16 +1,14 @@
-"""The record as an Optuna study: for the importance of knobs, and for Optuna's own dashboard.
+"""The record as an Optuna study, for Optuna's own dashboard.
 
 One Optuna trial per candidate, with the figure that the report shows. Constraints stand twice: as
 Optuna 5 keeps them, and as the list in the system attribute `constraints` that optuna-dashboard
 0.21 still reads alone; without it, it would crown a trial that ran out of memory.
 """
 
-import warnings
 from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -21,47 +19,6 @@ from autotune.record.study import Study
 from autotune.report.story import Story, read_story
 from autotune.search.history import CandidateTrials
 from autotune.search.optuna_study import Axis, frozen_trials
-
-MIN_CANDIDATES = 20
-"""Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
-above the quantile."""
-TOP_SHARE = 0.25
-"""Importance is for being among this share of the candidates."""
-
-
-def importance_of(report: Story) -> dict[str, float] | None:
-    """How much each knob decides whether a candidate is among the best quarter.
-
-    PED-ANOVA (Watanabe et al., arXiv 2304.10255; conditional knobs: arXiv 2601.20800). A candidate
-    that failed or broke a limit counts as the worst.
-
-    Returns:
-        Knob that varies -> share, the largest first, adding up to 1; None with fewer than
-        `MIN_CANDIDATES` settled candidates, or where no knob varies.
-    """
-    trials = [t for t in _trials(report) if t.state is TrialState.COMPLETE]
-    if len(trials) < MIN_CANDIDATES:
-        return None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    direction = report.objective.directions[0]
-    study = optuna.create_study(direction=direction)
-    values = [trial.values[0] for trial in trials]
-    worst = min(values) if direction == "maximize" else max(values)
-    for trial, value in zip(trials, values, strict=True):
-        is_broken = any(value > 0 for value in trial.constraints.values())
-        trial.values = [worst if is_broken else value]
-    study.add_trials(trials)
-    with warnings.catch_warnings():
-        # It warns where most candidates are equally bad; then the shares are equal too.
-        warnings.simplefilter("ignore")
-        shares = optuna.importance.get_param_importances(
-            study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP_SHARE)
-        )
-    varies = {name for name, values in report.history.values.items() if len(values) > 1}
-    found = {name: share for name, share in shares.items() if name in varies}
-    if not any(found.values()):
-        return None
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 class OptunaJournal(RecordDialect):

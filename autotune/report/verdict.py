@@ -84,13 +84,8 @@ def verdict_of(story: Story) -> Telling:
     )
 
 
-def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fact]:
-    """Tell the figures behind the verdict.
-
-    Args:
-        story: A study.
-        importance: Share by knob; None: too little is known.
-    """
+def details_of(story: Story) -> list[Fact]:
+    """Tell the figures behind the verdict."""
     phased = [result for result in results(story.history.trials) if result.phases_s]
     spent_s = {p: sum(result.phases_s.get(p, 0.0) for result in phased) for p in Phase}
     whole_s = sum(spent_s.values()) or 1.0
@@ -101,7 +96,6 @@ def details_of(story: Story, importance: Mapping[str, float] | None) -> list[Fac
         {
             "changes": changes_of(story),
             "front": front,
-            "importance": importance,
             "bounds": [*_bounds(story)],
             "phases": {p.value: s / whole_s for p, s in spent_s.items()} if phased else {},
             "n_phased": len(phased),

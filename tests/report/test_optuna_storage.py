@@ -19,7 +19,6 @@ from autotune.app.exports import export_study
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.study import Study
-from autotune.report.optuna_storage import importance_of
 from autotune.report.story import read_story
 from tests.report.test_terminal import finished
 
@@ -112,14 +111,6 @@ def test_a_full_disk_names_the_file_that_is_not_there(wide, tmp_path, monkeypatc
     with pytest.raises(StudyError, match=r"study\.journal: cannot be written: No space left"):
         export_study(wide, out, to="optuna", trial=None)
     assert not out.exists()
-
-
-def test_what_decides_is_important(wide: Study) -> None:
-    shares = importance_of(read_story(wide))
-    assert sum(shares.values()) == pytest.approx(1)
-    assert set(list(shares)[:2]) == {"zero.stage", "micro_batch"}
-    # It never varies.
-    assert "tp" not in shares
 
 
 class _Quiet(WSGIRequestHandler):

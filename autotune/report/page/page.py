@@ -9,7 +9,6 @@ from autotune.base.templates import Templates, canonical_json, tell
 from autotune.engines.base import find_engine
 from autotune.record.worth import read_ladder
 from autotune.report.compare.comparison import StudyComparison
-from autotune.report.optuna_storage import importance_of
 from autotune.report.page import charts, tables
 from autotune.report.page.tables import details, trials
 from autotune.report.parts import facts_in, tables_in, tell_parts
@@ -34,7 +33,6 @@ def render_page(story: Story, templates: Templates) -> str:
     """
     running = story.running
     has_figures = any(row.figure for row in story.rows)
-    importance = importance_of(story) if has_figures and not running else None
     verdict = verdict_of(story)
     problem = None if story.answer is None or running else story.answer.problem
     config = None if story.best is None else tables.config_of(story, story.best.trial)
@@ -53,7 +51,7 @@ def render_page(story: Story, templates: Templates) -> str:
         "picks": tables.picks(story),
         "findings": []
         if running or not rows
-        else [*verdict.facts, *verdict.notes, *details_of(story, importance)],
+        else [*verdict.facts, *verdict.notes, *details_of(story)],
         "charts": {
             "comparison": charts.comparison(charts.sides_of(story)),
             "losses": None if running else charts.losses(story),

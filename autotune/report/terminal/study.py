@@ -36,12 +36,7 @@ def print_report(console: Console, story: Story, *, details: bool = False) -> No
     last = "change of the baseline" if baseline else "settings that vary"
     values = {"story": story, "rows": [*rows], "last": last, "has_evidence": True}
     print_told(console, "candidates", values)
-    more = []
-    if details:
-        from autotune.report.optuna_storage import importance_of  # optuna
-
-        more = details_of(story, importance_of(story))
-    print_facts(console, [*more, *verdict.notes])
+    print_facts(console, [*(details_of(story) if details else ()), *verdict.notes])
 
 
 def print_answer(console: Console, story: Story, ladder: Ladder | None) -> None:
