@@ -125,7 +125,6 @@ def diagnose(
 
 
 def _search_command(command: Sequence[str], given: Mapping[str, Any]) -> str:
-    """The search of the same command, in the flags that were given and are no default."""
     words = ["autotune", "search"]
     for name, value in given.items():
         if isinstance(value, bool):
@@ -218,7 +217,6 @@ def _best_of(changes: _Changes) -> tuple[ProposedChange, ...]:
 
 
 def _without_slower(explanation: Explanation, changes: _Changes) -> Explanation:
-    """The explanation without untried advice that is predicted to be slower."""
     slower = {key for key, change in changes.items() if change.gain < 1}
     left = [
         a for a in explanation.advice if a.tried is not None or ((a.knob, a.after),) not in slower

@@ -157,7 +157,6 @@ def _text(value: Any) -> str:
 
 
 def _predicted(read: TableRows, constants: Path | None = None) -> list[dict[str, str]]:
-    """For each row its predictions, column -> text."""
     cells: list[dict[str, str]] = [{} for _ in read.reasons]
     if read.plans is not None:
         predicted = predict(read.plans, load_constants(constants or SHIPPED))
@@ -173,7 +172,6 @@ def _predicted(read: TableRows, constants: Path | None = None) -> list[dict[str,
 
 
 def _cells(plans: Plans, predicted: Prediction, read: TableRows) -> list[dict[str, str]]:
-    """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len
     world = plans.dp * plans.tp * plans.pp * plans.cp * plans.ulysses
     errors = load_errors()

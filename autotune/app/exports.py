@@ -138,7 +138,6 @@ def _claim(answer: SearchAnswer | None, number: int, candidate: Candidate) -> st
 
 
 def _about(answer: SearchAnswer | None, handout: Handout, *, is_asked_for: bool) -> str:
-    """What is handed out, in words."""
     claim, gain, best = handout.claim, handout.gain, None if answer is None else answer.best
     if not claim:
         over = "" if gain is None else f", {gain.ratio:.2f}x the baseline"
@@ -284,7 +283,6 @@ def patch_study(
 
 
 def _check_measured(study: Study, facts: Facts) -> None:
-    """Check that the figures which are handed out were measured here."""
     if facts.origin is not Origin.MEASURED:
         raise StudyError.of("app.not_measured", study=study, origin=facts.origin)
 

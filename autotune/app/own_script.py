@@ -383,7 +383,6 @@ def _run_once(
     folder: str,
     note: Note,
 ) -> tuple[TrialResult, dict[str, Any]]:
-    """The trial of the command as it is, and what its first rank said."""
     environment, where = place.environment, study.folder / FIRST_RUN
     shutil.rmtree(where, ignore_errors=True)
     (where / CONFIG_DIR).mkdir(parents=True)

@@ -216,7 +216,6 @@ def _fit(outlook: Outlook, candidate: Candidate) -> dict[str, Any]:
 def _can_say(
     outlook: Outlook, ranking: Ranking, rank: int, *, to: str | None, launcher: str | None
 ) -> bool:
-    """Whether a consumer can be told all settings of the candidate of a rank."""
     with suppress(JobError, RenderError):
         check_handout(_handout(outlook, ranking, rank), to=to, launcher=launcher)
         return True

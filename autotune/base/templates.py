@@ -201,7 +201,6 @@ class _StrictEnvironment(SandboxedEnvironment):
 
 @cache
 def _of_shipped(folder: Path) -> _StrictEnvironment:
-    """Shipped templates, each compiled once in a process."""
     return _StrictEnvironment([folder])
 
 

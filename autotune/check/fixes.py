@@ -223,7 +223,6 @@ def _questions(
 def _ways(
     config: Mapping[str, Any], violation: Violation, terms: Terms
 ) -> Sequence[tuple[Choice, str]]:
-    """The ways out of a violation that can be written, each with its words."""
     of_rule = Choice(changes=violation.changes, moves=violation.moves)
     ways: dict[str, tuple[Choice, str]] = {}
     for way in (of_rule, *violation.choices):
@@ -279,8 +278,6 @@ def _next(
 
 
 class _Effects:
-    """What the changes of a violation do to a configuration."""
-
     def __init__(self, config: Mapping[str, Any], violation: Violation) -> None:
         self.config, self.violation = config, violation
         self.pieces = list(_pieces(config, violation.changes))

@@ -249,7 +249,6 @@ def _is_defaults(key: str, value: Any, source: Source) -> bool:
 
 
 def _tells_arguments(source: Source) -> bool:
-    """Whether the arguments of Trainer are those of the launch and its own defaults."""
     return bool(source.arguments or source.own_defaults is not None) and not source.reader
 
 
@@ -325,7 +324,6 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
 
 
 def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    """Flags that the file overrules without a word."""
     if source.consumer is not Consumer.ACCELERATE or source.is_made:
         return
     for name in FLAGS:

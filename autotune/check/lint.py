@@ -290,7 +290,6 @@ def check(
 def _checked(
     source: Source, environment: Environment, chosen: Sequence[Reply], ignore: Sequence[str]
 ) -> tuple[CheckReport, Mapping[str, Any]]:
-    """The report, and the configuration after what was mended."""
     wishes = _Wishes(source, ignore)
     first = _look(source.config, source, environment)
     all_of_file = list(_of_the_file(source))
@@ -339,7 +338,6 @@ def _checked(
 
 
 def _discreet(violation: Violation) -> Violation:
-    """A violation without secrets, for people."""
     message, fix = scrubbed_text(violation.message), scrubbed_text(violation.fix)
     if (message, fix) == (violation.message, violation.fix):
         return violation
@@ -347,7 +345,6 @@ def _discreet(violation: Violation) -> Violation:
 
 
 def _discreet_question(question: Question) -> Question:
-    """A question without secrets, for people."""
     options = tuple(replace(one, words=scrubbed_text(one.words)) for one in question.options)
     return replace(question, violation=_discreet(question.violation), options=options)
 
@@ -590,7 +587,6 @@ def _may_read_itself(source: Source) -> bool:
 
 
 def _of_the_file(source: Source) -> Iterator[Violation]:
-    """Violations of the file itself, and of its launch line."""
     yield from source.refused
     reads_itself = _may_read_itself(source)
     if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):

@@ -136,13 +136,11 @@ def check_launch(
 
 
 def _can_be_asked(launch: MegatronLaunch) -> bool:
-    """True if a checkout can be asked of all words of a launch."""
     is_known = not (launch.unknown or launch.is_partial or launch.problems)
     return is_known and launch.world is not None and bool(launch.words)
 
 
 def _refused_by(checkout: Path | None, launch: MegatronLaunch) -> list[Violation]:
-    """What a checkout's own checks say of a launch."""
     if checkout is None or launch.world is None or not _can_be_asked(launch):
         return []
     refused = check_arguments(checkout, [launch.words], world=launch.world)
@@ -177,7 +175,6 @@ def megatron_rules() -> Mapping[str, FileRule]:
 def _not_judged(
     launch: MegatronLaunch, unknown_facts: set[str], checkout: Path | None
 ) -> Iterator[NotJudged]:
-    """What Megatron asks for, and the file does not tell."""
     if checkout is not None and not _can_be_asked(launch):
         what = f"what {checkout} itself says"
         yield NotJudged(what=what, why="it is asked of a line without open words and errors")

@@ -88,7 +88,6 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _taking(
     command: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """The command, with its parameters where typer looks for them."""
     vars(command)["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
@@ -156,7 +155,6 @@ def _key_flags(command: str) -> Iterator[inspect.Parameter]:
 def _with_flags(
     command: Callable[..., None], flags: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """A command that takes flags in the place of its parameter of that name."""
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         parameters += flags if parameter.name == "flags" else [parameter]

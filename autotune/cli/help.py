@@ -215,7 +215,6 @@ _COMPLETED: Mapping[str, str] = table_beside(__file__, "completed.json")
 
 
 def _complete(ctx: Any, param: Any, incomplete: str) -> Any:
-    """Values of a parameter that begin as what was typed."""
     from typer._click.shell_completion import CompletionItem
 
     try:

@@ -146,7 +146,6 @@ def _check_software(cells: Cells) -> None:
 
 
 def _mixture(cells: Cells, traits: Traits) -> dict[str, float]:
-    """What the framework usually does with experts."""
     usual = dict(traits.mixture_columns)
     if "flex_dispatch" in usual and cells.is_blank("flex_dispatch"):
         cells.assume("flex_dispatch", usual["flex_dispatch"], f"as {traits.word}")

@@ -164,7 +164,6 @@ def _experts(cells: Cells) -> dict[str, float]:
 
 
 def _spread(cells: Cells, n_experts: float, per_token: float) -> dict[str, float]:
-    """Columns of the experts and of how they are split over the ranks."""
     ep = 1.0 if cells.is_blank("ep") else cells.count("ep")
     if n_experts % ep:
         raise RowError(f"n_experts={n_experts:g} is no multiple of ep={ep:g}")

@@ -160,7 +160,6 @@ def minimum_versions() -> dict[str, str]:
 
 
 def _versions(machine: Machine) -> Iterator[dict[str, Any]]:
-    """Each package that is asked for, and in which state it is."""
     packages = engine_packages()
     optional = {
         package.name: engine.name
@@ -191,7 +190,6 @@ def _versions(machine: Machine) -> Iterator[dict[str, Any]]:
 
 
 def _removed(machine: Machine) -> Iterator[dict[str, Any]]:
-    """What the installed release of a package no longer has."""
     for package in engine_packages().values():
         version = machine.packages.get(package.name)
         gone = [

@@ -111,7 +111,6 @@ def _of_command(training: CommandTraining) -> CommandFiles:
 
 
 def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFiles:
-    """The files, and beside them those that the script itself reads, edited."""
     for path, name in training.names_of_files.items():
         whose = f"your `{os.path.relpath(path, training.script.folder)}`"
         is_edited = training.files_read[path] != read_text(Path(path))

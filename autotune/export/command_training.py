@@ -208,7 +208,6 @@ class CommandTraining:
         return {key: value for key, value in self.in_file() if not self._is_carried(key)}
 
     def _is_carried(self, key: str) -> bool:
-        """True if the command and the files as they are handed out bring a key."""
         if self.script.description.get("config_file") or self.names_config_in_arguments:
             return True
         if key not in self.carried:
@@ -254,7 +253,6 @@ class CommandTraining:
         }
 
     def _where(self, key: str) -> str:
-        """The place of a key that the command does not carry, for the README."""
         is_of_file = key in self.carried or self.script.is_set_by_word(key)
         place = self.script.place_of(key) if is_of_file else None
         if place is None:
@@ -275,7 +273,6 @@ class CommandTraining:
         return names
 
     def _with_file(self, words: list[str], path: str, name: str) -> list[str]:
-        """Words in which a file of the export stands for one of the user's."""
         found = []
         for word in words:
             flag, equals, named = word.rpartition("=")

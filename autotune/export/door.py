@@ -142,7 +142,6 @@ def check_handout(handout: Handout, *, to: str | None, launcher: str | None = No
 def _rendered(
     handout: Handout, folder: Path, *, to: str | None, launcher: str | None
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """The files of an export, and its marker."""
     default = _dialect_of(handout)
     to = to or default
     asked = f"{flag('to')} {to}"

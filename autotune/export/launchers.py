@@ -115,7 +115,6 @@ def values_of(handout: Handout, script: str) -> dict[str, Any]:
 
 
 def _device(environment: Environment) -> str:
-    """Its name in the table of accelerators, or its own."""
     memory_gib = environment.device_memory_bytes / 2**30
     with contextlib.suppress(FleetError):
         return find_accelerator(environment.device_name, memory_gib=memory_gib).name

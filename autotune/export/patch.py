@@ -353,7 +353,6 @@ class _DataFile:
                 self._put(source.path, at, size, place=place)
 
     def _arguments_in(self, source: Source) -> dict[str, Any]:
-        """The arguments of the file that holds them, by the names under which they stand."""
         file = source.arguments_path
         assert file is not None, "it names a file of arguments"
         inside = _data(file, self._text if _is_same(file, self._path) else read_text(file))

@@ -208,7 +208,6 @@ def refuse_unsaid(handout: Handout, consumer: str, *, says: Collection[str]) -> 
 
 
 def _asked(handout: Handout) -> dict[str, Any]:
-    """What a configuration asks for besides the keys of the file."""
     layout, settings, source = handout.layout, handout.workload.settings, handout.job.model.source
     ep = handout.candidate.get("ep", 1)
     degrees = {"tp": layout.tp, "pp": layout.pp, "sp": layout.sp, "ep": ep}

@@ -77,8 +77,6 @@ class Simulate:
 
 
 class _SimulatedPlace(Place):
-    """Devices that the model speaks for."""
-
     origin = Origin.SIMULATED
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:

@@ -200,7 +200,6 @@ def _topology(value: Any) -> Topology | None:
 
 
 def _words(value: Any) -> Any:
-    """Words of a command line, from a text or a list."""
     if isinstance(value, str):
         return tuple(shlex.split(value))
     return tuple(map(str, value)) if isinstance(value, list) else value
@@ -811,7 +810,6 @@ def _respelled(error: JobError, spelled: Callable[[str], str]) -> JobError:
 
 
 def _complaint(item: Mapping[str, Any]) -> str:
-    """Which value is wrong, and what is allowed there."""
     if item["type"] == "missing":
         return " is missing"
     if item["type"] == "extra_forbidden":
@@ -834,7 +832,6 @@ def _digits(text: str) -> list[str]:
 def _fix(
     item: Mapping[str, Any], keys: Mapping[str, JobKey], is_flag: Callable[[str], bool]
 ) -> str:
-    """The shortest way to mend it."""
     name = str(item["loc"][0]) if item["loc"] else "job"
     if name not in keys:
         hint = did_you_mean(name, keys, most=2, alike=0.6)

@@ -282,7 +282,6 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
 
 
 def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
-    """A model by what only building it can tell."""
     found = _probe(source, where=where)
     shape = _shape(found.pop("shape"))
     found["expert_blocks"] = tuple(found["expert_blocks"])

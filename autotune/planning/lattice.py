@@ -207,7 +207,6 @@ class Lattice:
 
     @cached_property
     def _found(self) -> dict[str, int | None]:
-        """Places of the candidates of a large lattice that were looked for."""
         return {}
 
     @cached_property

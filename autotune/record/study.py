@@ -366,7 +366,6 @@ class Study:
             write_json(self.state_file, scrubbed(state))
 
     def _numbers(self) -> list[int]:
-        """Numbers of the trials' folders, in their order."""
         try:
             return sorted(map(int, filter(_NUMBER.fullmatch, os.listdir(self.trials_folder))))
         except FileNotFoundError:

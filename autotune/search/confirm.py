@@ -390,7 +390,6 @@ def verdict_of(
 
 
 def _rules_of(runs: Runs) -> Rules | None:
-    """The rules of a race that was begun: those that its first runs started by."""
     if not runs.trials:
         return None
     first = runs.trials[min(runs.trials, key=lambda at: at[1])][0]

@@ -272,7 +272,6 @@ class History:
 
     @cached_property
     def _by_hash(self) -> Mapping[str, CandidateTrials]:
-        """Candidates by their hash, in the order of their first trials."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault(trial.candidate_hash, []).append(trial)

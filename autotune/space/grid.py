@@ -178,6 +178,5 @@ def _folded(settled: Table, name: str, knob: Knob, context: Context, read: set[s
 
 
 def _firsts(table: Table) -> Indices:
-    """The first of each kind of row, in their order."""
     key, _ = table.keys(table.codes)
     return np.sort(np.unique(key, return_index=True)[1])

@@ -89,8 +89,6 @@ def _knob(name: str, row: Mapping[str, Any], kind: type[K], terms: "_Terms") -> 
 
 
 class _Terms:
-    """Conditions on knobs and facts, as rows write them."""
-
     def __init__(self, defaults: Mapping[str, KnobValue], named: Mapping[str, Any]) -> None:
         self.named = named
         self._defaults = defaults
@@ -123,7 +121,6 @@ class _Terms:
         return lambda values, context: compare(fact(values, context), wanted)
 
     def _fact(self, name: str) -> Callable[[Knobs, Context], Any]:
-        """The value of a knob, of a function, or of a fact of the context or its model."""
         if name in self._defaults:
             return lambda values, _: values.get(name)
         if name in _FACTS:

@@ -199,7 +199,6 @@ def _import_if_there(module: str) -> None:
 
 
 def _folder() -> Path | None:
-    """Where the extensions are built, if anybody said so."""
     named = {**os.environ, **built_variables()}.get("TORCH_EXTENSIONS_DIR")
     return Path(named) if named else None
 

@@ -169,7 +169,6 @@ def _is_unread(section: str, key: str) -> bool:
 
 
 def _tells_secret(key: str, value: Any) -> bool:
-    """Whether a key, or a value that is no section, holds a secret by its form."""
     is_text = isinstance(value, str | list)
     return scrubbed_text(key) != key or (is_text and scrubbed(value) != value)
 

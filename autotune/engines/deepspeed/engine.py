@@ -457,7 +457,6 @@ class DeepSpeedEngine(Engine):
         return partition_config(self._job.model.shape)
 
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
-        """The optimizer section, with the implementation that is chosen."""
         chosen = str(knobs.get("optimizer.implementation", self._implementation))
         switches = _IMPLEMENTATIONS.get(chosen)
         return merge(self._optimizer, {"params": switches}) if switches else self._optimizer

@@ -78,7 +78,6 @@ def _without_paths(
 
 
 def _is_path(key: str, value: Any) -> bool:
-    """Whether a value is a path, or a list that holds one at any depth."""
     if isinstance(value, list):
         return any(_is_path(key, item) for item in value)
     if isinstance(value, Mapping):  # inside of a list

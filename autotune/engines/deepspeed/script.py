@@ -95,7 +95,6 @@ class ScriptEngine(DeepSpeedEngine):
 
     @cached_property
     def _own_knobs(self) -> dict[str, KnobValue]:
-        """Knobs that the command or its files set, with the values that they have there."""
         return {
             **self._base_knobs,
             **layout_of(self._script),
@@ -362,7 +361,6 @@ class ScriptEngine(DeepSpeedEngine):
         return lines + [f"environment: {name}={value}" for name, value in variables.items()]
 
     def _places(self, configuration: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-        """Where keys of the configuration belong, each with its name and value there."""
         flags = _accelerates_flags(self._script)
         if flags is not None:
             yield from _in_accelerates_file(configuration, flags)

@@ -451,7 +451,6 @@ def unmet_machines(line: Mapping[str, Any], file: Mapping[str, Any], ranks: Rank
 
 
 def _in_words(why: str, names: Mapping[str, str]) -> str:
-    """What is wrong with flags of torchrun, by other names."""
     for name, other in names.items():
         why = why.replace(name, other)
     return why
@@ -466,7 +465,6 @@ def open_words(words: Sequence[str]) -> Iterator[str]:
 
 
 def _defaults_in(words: Sequence[str], parts: LineParts, defaults: Mapping[int, str]) -> str:
-    """The defaults in the values of flags by which ranks are counted."""
     found = list[str]()
     for at in parts.launcher_flags:
         name, equals, _ = words[at].lstrip("-").partition("=")

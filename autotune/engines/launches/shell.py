@@ -265,8 +265,6 @@ def read_shell(text: str, path: Path, *, follows: bool = False) -> ShellText:
 
 @dataclass(kw_only=True)
 class _Branch:
-    """What is gone through under a condition."""
-
     runs: bool | None
     """None: only the shell knows."""
     may_differ: bool

@@ -214,8 +214,6 @@ def lines_of(chars: Chars) -> Sequence[Line]:
 
 
 class _Parser:
-    """Goes through tokens."""
-
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
         self._at = 0

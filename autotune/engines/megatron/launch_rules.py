@@ -91,8 +91,6 @@ _FLAG = re.compile(r"(?:\b(add|remove) )?--([a-z0-9-]+)")
 
 
 def _in_fields(found: Violation, launch: MegatronLaunch) -> Violation:
-    """A violation in the words of overrides, which have fields and no flags."""
-
     def put(flag: re.Match[str]) -> str:
         verb, argument = flag[1], flag[2].replace("-", "_")
         given = launch.given.get(argument)
@@ -177,7 +175,6 @@ def _of_chunks(text: str, launch: MegatronLaunch) -> str:
 
 
 def _in_flags(found: Violation, launch: MegatronLaunch) -> Violation:
-    """A violation of a layout's rule in the words of a launch."""
     message = found.message
     if found.rule == "ep.ranks":
         names = ("pipeline_model", "expert_model", "expert_tensor")

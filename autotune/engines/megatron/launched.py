@@ -831,7 +831,6 @@ class _Arguments:
         self.given.pop(argument, None)
 
     def _take(self, word: Word, following: Sequence[Word]) -> None:
-        """Read a flag with the words up to the next one."""
         if not word.text.startswith("--"):
             return self._stray([word, *following])
         name, equals, attached = word.text.partition("=")
@@ -930,7 +929,6 @@ class _Arguments:
         return any(map(Path.is_dir, map(folder.joinpath, packages)))
 
     def _adds(self, flag: str) -> bool:
-        """True if the script, or the parser of its checkout, is there and takes the flag."""
         added = self._added
         return flag in added or sum(one.startswith(flag) for one in added) == 1
 
@@ -988,7 +986,6 @@ def _value(flag: Flag, texts: Sequence[str]) -> Any:
 
 @cache
 def _flags_with_value(release: str) -> Mapping[str, Flag]:
-    """Argument -> its flag, for those that no switch sets."""
     every = flags(release).values()
     switched = {flag.argument for flag in every if flag.is_switch}
     return {flag.argument: flag for flag in every if flag.argument not in switched}

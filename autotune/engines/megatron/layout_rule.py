@@ -95,7 +95,6 @@ def layout_rule(
 
 
 def _needs(terms: str, needed: str) -> tuple[str, str]:
-    """What is said of terms that need something, and the fix."""
     is_knob = needed.replace("=", ">").partition(">")[0] in KNOBS
     other = f"take {_in_words(needed)}, or " if is_knob else ""
     return f"{_subject(terms)}: needs {_in_words(needed)}", f"{other}do without {_chosen(terms)}"
@@ -120,7 +119,6 @@ def _subject(terms: str, *, has_values: bool = True) -> str:
 
 
 def _chosen(terms: str) -> str:
-    """What somebody chose of some terms, for people."""
     facts = LayoutTask.__dataclass_fields__
     names = [term for term in terms.split() if term.partition(">")[0] not in facts]
     return _subject(" ".join(names), has_values=False)

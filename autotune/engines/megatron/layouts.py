@@ -205,7 +205,6 @@ def _may_fuse_experts(task: LayoutTask, rows: Columns) -> Truth:
 
 
 def _held_bytes(task: LayoutTask, rows: Columns) -> NDArray[np.float64]:
-    """Weights and gradients of a device."""
     split = rows["ep"] * expert_tp(rows["etp"], rows["tp"]) * rows["pp"]
     experts = task.expert_bytes / split
     held_bytes: NDArray[np.float64] = task.other_bytes / (rows["tp"] * rows["pp"]) + experts

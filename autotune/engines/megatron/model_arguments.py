@@ -169,7 +169,6 @@ def _rotary(model: Model, rotary: Mapping[str, Any]) -> Arguments:
 
 
 def _dense(model: Model, seq_len: int) -> dict[str, Any]:
-    """Facts of a dense model, by the names that the table has."""
     shape = _shape(model, seq_len)
     if shape["gated_mlp"] and shape["activation"] != "silu":
         raise _cannot_be(model, f"its gated MLP has {shape['activation']}, Megatron's silu")
@@ -204,7 +203,6 @@ def _heads(n_heads: int, n_kv_heads: int, head_dim: int | None, hidden: int) -> 
 
 
 def _mixture(model: Model, seq_len: int) -> dict[str, Any]:
-    """Facts of a mixture of experts, by the names that the table has."""
     shape, config, has = model.shape, model.source["config"], _of_mixture(model)
     _refuse_mixture(model, seq_len)
     is_latent, is_sigmoid, dense = "is_latent" in has, _is_sigmoid(model), dense_layers(model)

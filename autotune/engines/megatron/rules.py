@@ -134,7 +134,6 @@ def _is_uneven_split(work: StageWork, pp: int, vp: int) -> bool:
 
 
 def _has_experts_on_each_rank(counts: list[int], pp: int, n_dense_layers: int) -> bool:
-    """True if each pipeline rank has a layer of experts, given the layers of each stage."""
     ends = np.cumsum(counts)
     experts = np.minimum(np.array(counts), np.maximum(0, ends - n_dense_layers))
     return all(int(experts[rank::pp].sum()) > 0 for rank in range(pp))

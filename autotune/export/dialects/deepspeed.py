@@ -124,7 +124,6 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
 def _parts(
     folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Workload, Layout]:
-    """What is trained, and how its ranks share the work."""
     stated = dict(settings)
     for name, least in _LEAST.items():
         whole(stated, name, least=least)

@@ -102,7 +102,6 @@ class FamilyDialect(Dialect):
     def _fields(
         self, handout: Handout, known: Mapping[str, Any], templates: Templates
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields that the configuration decides, and those of a run of the export."""
         if not self.file:
             return {}, {}
         more = {} if self.takes_numbers else trainer_values(handout, self.consumer)

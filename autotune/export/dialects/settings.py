@@ -122,7 +122,6 @@ def settings_of(
 
 
 def _placed(settings: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Settings as the sections of one file, without those that it has no place for."""
     return nested(
         (list(filter(None, (*places[head].split("."), *rest))), value)
         for (head, *rest), value in ((name.split("."), value) for name, value in settings.items())

@@ -42,7 +42,6 @@ def _bytes(size: int) -> bytes:
 
 
 def _refuse(why: str) -> None:
-    """End, with a line that is for people."""
     os.write(1, f"{why}\n".encode())
     sys.exit(3)
 

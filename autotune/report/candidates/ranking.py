@@ -185,7 +185,6 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
 
 
 def _shown(ranking: Ranking, rank: int) -> dict[str, Any]:
-    """A row, and why it is there, and what varies in it."""
     index, times_s = int(ranking.choices.firsts[rank - 1]), ranking.prediction.step_time_s
     return {
         **_row(ranking, rank),

@@ -181,7 +181,6 @@ def _conclusion(report: CheckReport, *, fixed: bool) -> str:
 
 
 def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
-    """How many files, and how many of them are of which kind."""
     open_ = sum(one.would_run(fixed=fixed) is None for one in run.reports)
     passing = [one for one in run.reports if not one.is_refused(fixed=fixed)]
     warned = sum(one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES for one in passing)

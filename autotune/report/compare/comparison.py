@@ -532,7 +532,6 @@ def _kinds(stories: Mapping[str, Story], differences: Mapping[str, str]) -> list
 
 
 def _differences(stories: Mapping[str, Story]) -> Iterator[tuple[str, str]]:
-    """What differs, by its key, and in words."""
     for name, story in stories.items():
         values = {
             "name": name,

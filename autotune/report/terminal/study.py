@@ -80,7 +80,6 @@ def _varying(story: Story) -> Iterator[str]:
 
 
 def _names_by(words: Mapping[str, str]) -> dict[str, list[str]]:
-    """Words -> the names that have them."""
     return {
         text: [name for name, other in words.items() if other == text]
         for text in dict.fromkeys(words.values())

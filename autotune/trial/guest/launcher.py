@@ -198,7 +198,6 @@ def _signal_that_ended(owner: Path) -> int:
 
 
 def _has_reported_all(owner: Path) -> bool:
-    """True if the rank of an owner's file has reported all its steps."""
     with contextlib.suppress(ContractError):
         report = read_json(owner.with_suffix(".json"))
         return report.get("phase") == Phase.TEARDOWN and not report.get("outcome")

@@ -214,7 +214,6 @@ def _has_older(path: str | os.PathLike[str], moment_s: float) -> bool:
 
 
 def _files_in(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A file itself, or all that are in a folder."""
     name = os.path.abspath(os.fspath(path))
     if os.path.isfile(name):
         yield name
@@ -289,7 +288,6 @@ def unsaved_in(error: BaseException) -> str:
 
 
 def _note(traces: Mapping[str, _Identity]) -> None:
-    """Note files and folders that go with the trial."""
     with contextlib.suppress(OSError), open(_journal, "a", encoding="utf-8") as journal:
         journal.writelines(f"{json.dumps(entry)}\n" for entry in traces.items())
 

@@ -545,7 +545,6 @@ def _fills_training_arguments(parser: Any) -> bool:
 
 
 def _is_partitioned(model: Any) -> bool:
-    """True for a model that was built under zero.Init."""
     parameters = getattr(model, "parameters", None)
     return parameters is not None and any(hasattr(weight, "ds_id") for weight in parameters())
 

@@ -219,7 +219,6 @@ def data_of(path: str) -> dict[str, Any] | None:
 def _sections(
     data: Mapping[str, Any], at: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """All sections of a file with their paths, the outermost first."""
     level: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [(at, data)]
     n_left = _MOST_SECTIONS
     while level and n_left > 0 and len(level[0][0]) <= _MOST_LEVELS:

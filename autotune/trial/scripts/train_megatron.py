@@ -473,7 +473,6 @@ def optimizer_config(arguments: Arguments, config: Any) -> Any:
 
 
 def _fields(kind: Any, arguments: Arguments) -> dict[str, Any]:
-    """Arguments that a configuration of Megatron's has, by its own names."""
     known = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in arguments.items() if name in known}
 

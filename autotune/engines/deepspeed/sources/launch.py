@@ -193,7 +193,6 @@ def accelerator_in(variables: Mapping[str, str]) -> str | None:
 
 
 def _megatron_layout(script: Mapping[str, Any]) -> tuple[ExportedLayout | None, int]:
-    """The layout, and what is left of it to divide the world by."""
     pp, tp, sp = (script.get(name, 1) for name in _DEGREES)
     pp = 1 if script.get("no_pipeline_parallel") else pp
     if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):

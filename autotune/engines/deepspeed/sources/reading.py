@@ -582,7 +582,6 @@ def is_named_by(name: str, path: Path) -> bool:
 
 
 def _named(name: str, base: Path) -> Source:
-    """The ds_config that another file names."""
     path = named_path(name, base)
     text = read_text(path)
     found = parsed(text, path)

@@ -283,7 +283,6 @@ def _misspelt(source: Source) -> Iterator[Violation]:
 
 
 def _written(source: Source) -> frozenset[str]:
-    """Names of arguments as they stand in their file."""
     path = source.arguments_path
     data: Any = {} if path is None else parsed(read_text(path), path).data
     data = look_up(data, ".".join(source.arguments_at)) if source.arguments_at else data
@@ -291,7 +290,6 @@ def _written(source: Source) -> frozenset[str]:
 
 
 def _is_installed(release: str) -> bool:
-    """Whether transformers is installed here in a release, or a later one."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return Version(importlib.metadata.version("transformers")) >= Version(release)
     return False

@@ -200,7 +200,6 @@ def taken_names(path: Path) -> tuple[frozenset[str], frozenset[str]] | None:
 
 
 def _made_by(nodes: Sequence[ast.AST], name: str) -> set[str]:
-    """Names that are set to calls of a name, and to nothing else."""
     calls, others = set[str](), set[str]()
     for node in nodes:
         if isinstance(node, ast.Assign):
@@ -431,7 +430,6 @@ def _constants(tree: ast.AST) -> dict[str, Any]:
 
 
 def _names_given(node: ast.AST) -> Iterator[str]:
-    """The name that a part of a script gives to something."""
     if isinstance(node, ast.arg):
         yield node.arg
     elif isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -197,7 +197,6 @@ def _script_of_arguments(path: Path) -> str:
 
 
 def _lines(shell: "ShellText") -> Iterator[tuple["Command", LaunchLine]]:
-    """Its commands with what they say, but for those that print them."""
     for command in shell.commands:
         words = [word.text for word in command.words]
         if words[0] not in ("echo", "printf"):
@@ -256,7 +255,6 @@ def ranks_in(words: Sequence[str], folder: Path) -> tuple[int | None, int]:
 
 
 def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | None) -> list[Source]:
-    """The configurations of the launch lines of a shell file."""
     from autotune.engines.launches.shell import read_shell  # most files need no reader of shells
 
     found: list[Source] = []
@@ -394,7 +392,6 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
 
 
 def _at_launch(source: Source, command: "Command", lost: "Command | None") -> Source:
-    """A configuration with the place of its launch line, and what that has lost below it."""
     source = replace(source, launch_at=(command.placed, command.line))
     flags = dict(flags_of([word.text for word in lost.words] if lost else []))
     if blank := command.blank_in:
@@ -445,8 +442,6 @@ def _beside(source: Source, path: Path) -> Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """A file that was named, and what is said of it."""
-
     path: Path
     """It; a configuration that it names may stand in another one."""
     line: LaunchLine
@@ -723,7 +718,6 @@ def _consumer(
     script: Path | None,
     file: AccelerateFile,
 ) -> tuple[Consumer, str]:
-    """Program that reads it, with the evidence."""
     if given is not None:
         return given, "it was said"
     if not section.is_guessed:
