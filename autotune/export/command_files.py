@@ -116,7 +116,8 @@ def _with_files_read(training: CommandTraining, made: CommandFiles) -> CommandFi
         is_edited = training.files_read[path] != read_text(Path(path))
         about = f"{whose} with the edits" if is_edited else f"{whose}, as it is"
         about += ", but for its comments" * (is_edited and name.endswith(".toml"))
-        made = made.with_file(name, training.files_read[path], about)
+        if name not in made.files:  # accelerate's own file, which is told of ds_config.json
+            made = made.with_file(name, training.files_read[path], about)
     return made
 
 
@@ -249,16 +250,21 @@ def _edited_files(training: CommandTraining) -> dict[str, str]:
         in_files.setdefault(arguments, []).extend(changes)
     for file, changes in in_files.items():
         path = Path(file)
-        with contextlib.suppress(AutotuneError):
+        with contextlib.suppress(AutotuneError, ValueError):
             text = read_text(path)
             after: str | None
             if path.suffix == ".toml":
                 after = toml_of(with_changes(tomllib.loads(text), nested(changes)))
+                tomllib.loads(after)
             else:
-                after = edit(text, nested(changes), parsed(text, path).syntax)
+                read = parsed(text, path)
+                after = edit(text, nested(changes), read.syntax)
+                if after is None and file == arguments:
+                    after = dump_yaml(with_changes(read.data, nested(changes)))
             if after is not None:
                 found[file] = after
-    folders = tuple(f"{Path(file).parent}{os.sep}" for file in found)
+    sources = [one["file"] for one in script.sources_of_config]
+    folders = tuple(f"{Path(file).parent}{os.sep}" for file in found if file in sources)
     for file in script.description.get("settings_read") or ():
         if file not in found and str(file).startswith(folders):
             with contextlib.suppress(AutotuneError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -176,7 +177,6 @@ def _rendered(
         "engine": handout.engine,
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
-        "files": sorted(files),
     }
     return files, marker
 
@@ -291,30 +291,43 @@ def write_export(
     present = [name for name in files if os.path.lexists(folder / name)]
     if present and not (folder / MARKER_FILE).exists():
         raise RenderError.of("export.foreign_files", folder=folder, present=", ".join(present))
-    # The marker first: it marks an export that was cut short as ours, to be replaced.
-    marked = {MARKER_FILE: canonical_json(marker), **files}
     hint = "name another folder"
+    # A script runs as it is, with the user's own words.
+    clean = {
+        name: text if is_private or name.endswith(".sh") else scrubbed_document(name, text)
+        for name, text in files.items()
+    }
+    digests = {name: _digest(text.encode()) for name, text in clean.items()}
     try:
         refuse_prepared(folder)
     except OSError as error:
         raise RenderError(f"{folder}: cannot be written: {error.strerror}", hint) from error
-    with contextlib.suppress(ContractError, OSError):
-        earlier = read_json(folder / MARKER_FILE).get("files")
-        for name in map(str, earlier if isinstance(earlier, list) else ()):
-            if name not in marked and ".." not in Path(name).parts:
-                Path(f"{folder}/{name}").unlink(missing_ok=True)
+    earlier: dict[str, Any] = {}
+    with contextlib.suppress(ContractError, OSError, TypeError, ValueError):
+        earlier = dict(read_json(folder / MARKER_FILE)["files"])
+    # The marker first: it marks an export that was cut short as ours, to be replaced.
+    marked = {MARKER_FILE: canonical_json({**marker, "files": {**earlier, **digests}}), **clean}
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     for name, text in marked.items():
         path = folder / name
         try:
             # In place of what is there: a link would lead to a file that is none of ours.
-            is_script = path.suffix == ".sh"  # it runs as it is, with the user's own words
-            clean = text if is_script or is_private else scrubbed_document(name, text)
-            mode = 0o700 if is_script else PRIVATE_MODE if is_private else None
-            write_text(path, clean, error=RenderError, hint=hint, mode=mode)
+            mode = 0o700 if path.suffix == ".sh" else PRIVATE_MODE if is_private else None
+            write_text(path, text, error=RenderError, hint=hint, mode=mode)
         except RenderError:
             for empty in made:  # where a full disk took not even the marker
                 with contextlib.suppress(OSError):
                     empty.rmdir()
             raise
+    for name in earlier.keys() - marked.keys():
+        # As it was written, and not by way of a link: what somebody has edited stays.
+        with contextlib.suppress(OSError, ValueError):
+            old = folder / name
+            is_here = os.path.realpath(old) == os.path.join(os.path.realpath(folder), name)
+            if is_here and _digest(old.read_bytes()) == earlier[name]:
+                old.unlink()
     return [folder / name for name in marked]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -23,6 +23,7 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
+    fault,
     lattice_of,
     make,
     ok,
@@ -108,6 +109,25 @@ def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
     tried = next(t for t in History(study.trials()).tried if t.candidate.hash in cursed)
     assert tried.is_settled
     assert (tried.measured.number, tried.measured.disturbed) == (own[1].identity.number, LOAD)
+
+
+def test_a_repeat_that_the_platform_ends_is_tried_again(study: Study):
+    disturbed = disturbing(once(Role.SEARCH))
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.provenance.repeat_of is not None and spec.provenance.retry_of is None:
+            return fault(spec, Outcome.COMM)
+        return disturbed(spec)
+
+    fleet = ScriptedFleet(behave)
+    search(study, make(), fleet=fleet)
+    again = [
+        (s.identity.number, s.provenance.repeat_of, s.provenance.retry_of)
+        for s in fleet.specs
+        if s.provenance.repeat_of is not None
+    ]
+    first = again[0][0] - 1
+    assert again == [(first + 1, first, None), (first + 2, first, first + 1)]
 
 
 def test_where_every_trial_is_disturbed_repeating_ends(study: Study):

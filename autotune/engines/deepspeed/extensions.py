@@ -200,11 +200,14 @@ def main() -> None:
     Whoever started it ends it by a word on its standard input. With `folder` nothing is built: it
     says where the extensions are, if all of them are.
     """
-    if "folder" in sys.argv[2:]:
-        if not _missing(sys.argv[1], nvme=False):
-            print(extensions_folder(sys.argv[1]))
-        return
     try:
+        if "folder" in sys.argv[2:]:
+            folder = extensions_folder(sys.argv[1])
+            _check_own(folder)
+            if not _missing(sys.argv[1], nvme="nvme" in sys.argv[2:]):
+                _remove_stale_locks(sys.argv[1], lambda _: None)
+                print(folder)
+            return
         build(
             sys.argv[1],
             lambda line: print(line, flush=True),

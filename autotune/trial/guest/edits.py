@@ -126,7 +126,7 @@ def toml_of(data: Mapping[str, Any], header: str = "") -> str:
     """A mapping as TOML: its values, then its sections."""
     values, sections = f"\n[{header}]\n" * bool(header), ""
     for name, value in data.items():
-        key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
+        key = name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml_value(name)
         if isinstance(value, Mapping):
             sections += toml_of(value, f"{header}.{key}".lstrip("."))
         else:
@@ -138,5 +138,9 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
-    return str(value) if hasattr(value, "isoformat") else json.dumps(value, ensure_ascii=False)
+        return f"{{{', '.join(f'{_toml_value(k)} = {_toml_value(v)}' for k, v in value.items())}}}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # A moment; a number as Python and TOML spell it: inf and nan too.
+    is_plain = hasattr(value, "isoformat") or isinstance(value, float)
+    return str(value) if is_plain else json.dumps(value)

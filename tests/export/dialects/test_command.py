@@ -15,7 +15,7 @@ from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.command_training import CommandTraining, with_flags
-from autotune.export.door import export_handout, handout_of
+from autotune.export.door import export_handout, handout_of, write_export
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
 from tests.observed import RAW, TRAINER, job_of, observed
@@ -219,9 +219,31 @@ def test_an_export_leaves_no_file_of_an_earlier_one_in_its_folder(tmp_path: Path
     out = exported(named, tmp_path, "command")
     (out / "of_the_user.txt").touch()
     assert (out / "launch.sh").exists()
-    out = exported(handed_out(tmp_path, "torchrun a.py", "deepspeed"), tmp_path, "command")
+    again = handed_out(tmp_path, "torchrun a.py", "deepspeed")
+    out = exported(again, tmp_path, "command")
     assert not (out / "launch.sh").exists()
     assert (out / "of_the_user.txt").exists()
+
+
+@pytest.mark.parametrize("stays", ["edited", "linked", "linked folder"])
+def test_an_export_leaves_what_somebody_has_made_of_an_earlier_one(tmp_path: Path, stays: str):
+    out, theirs = tmp_path / "out", tmp_path / "theirs"
+    write_export(out, {"sub/a.yaml": "a: 1\n", "b.sh": "b\n"}, marker={})
+    theirs.mkdir()
+    (theirs / "a.yaml").write_text("a: 1\n")
+    kept = out / "sub" / "a.yaml"
+    if stays == "edited":
+        kept.write_text("a: 2\n")
+    elif stays == "linked":
+        kept.unlink()
+        kept.symlink_to(theirs / "a.yaml")
+    else:
+        shutil.rmtree(kept.parent)
+        kept.parent.symlink_to(theirs)
+    write_export(out, {"c.yaml": ""}, marker={})
+    assert kept.exists()
+    assert (theirs / "a.yaml").exists()
+    assert not (out / "b.sh").exists()
 
 
 @pytest.mark.cases("described", "where")
@@ -306,6 +328,36 @@ def test_a_file_that_a_script_reads_itself_goes_with_every_framework(tmp_path, f
     assert f'"$here"/{name}' in (out / "README.md").read_text() + (
         (out / "launch.sh").read_text() if (out / "launch.sh").exists() else ""
     )
+
+
+ARGUMENTS_READ = "output_dir: out  # mine\nper_device_train_batch_size: 4\n"
+OF_ACCELERATE = "mixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 2\nnum_processes: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        (ARGUMENTS_READ, {}),
+        (ARGUMENTS_READ, {"accelerate.yaml": OF_ACCELERATE}),
+        (
+            ARGUMENTS_READ,
+            {"ds_config.json": '{"bf16": {"enabled": true}}', "x.json": "{}"},
+        ),
+        ("b: &b 4\nper_device_train_batch_size: *b\n", {}),
+    ],
+)
+def test_files_read_beside_arguments_stay_where_they_are(tmp_path, arguments, others):
+    """What the export makes for its own `ds_config.json` is not written over by them."""
+    command = "accelerate launch --config_file accelerate.yaml run.py args.yaml"
+    files = {"accelerate.yaml": OF_ACCELERATE, **others, "args.yaml": arguments}
+    read = [str(tmp_path / name) for name in (*others, "args.yaml")]
+    handout = handed_out(tmp_path, command, "trainer", files, settings_read=read)
+    out = exported(handout, tmp_path, "command")
+    assert yaml.safe_load((out / "args.yaml").read_text())["per_device_train_batch_size"] == 8
+    assert json.loads((out / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
+    assert "zero_stage" not in (out / "accelerate.yaml").read_text()
+    assert not (out / "x.json").exists()
+    assert (out / "launch.sh").exists()
 
 
 def test_the_readme_names_a_placeholder_s_new_value(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ if [[ -z "${TORCH_EXTENSIONS_DIR:-}" ]]; then
   built="$("${PYTHON:-python3}" -m autotune.engines.deepspeed.extensions cpu folder 2>/dev/null)" || true
   if [[ -d "$built" ]]; then
     export TORCH_EXTENSIONS_DIR="$built"
-    PATH="$(dirname "$(command -v "${PYTHON:-python3}")"):$PATH"
+    PATH="$(dirname "$(realpath -s "$(command -v "${PYTHON:-python3}")")"):$PATH"
   else
     echo "the first run compiles DeepSpeed's extensions, for minutes and without a word: see README.md" >&2
   fi

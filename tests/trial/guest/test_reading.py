@@ -72,6 +72,8 @@ zero_optimization.stage = 1  # sharded
 names = ["a\\"b", {q = "é"}]
 [ds.optimizer.params]
 lr = 1e-5
+clip = inf
+"\U0001f600" = "\\u007f"
 [empty]
 [x."y z"]
 [[data]]
