@@ -494,10 +494,23 @@ def test_ranks_that_a_refusal_asks_for_are_asked_for(tmp_path):
     )
 
 
-def test_a_file_of_arguments_that_trains_nothing_is_none(tmp_path):
-    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(DATA["SETTINGS"]["LLaMA-Factory"]))
+@pytest.mark.parametrize("settings", DATA["ANYBODYS"])
+def test_a_file_of_arguments_that_is_no_certain_training_is_none(tmp_path, settings):
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(settings))
     with pytest.raises(JobError, match="arguments without a deepspeed key"):
         check_file(tmp_path / "chat.yaml", CheckFlags(world=2))
+
+
+@pytest.mark.parametrize(("text", "would_run", "rules"), DATA["ENGINES"])
+def test_a_program_and_an_engine_are_told_where_they_are_certain(
+    tmp_path, monkeypatch, text, would_run, rules
+):
+    monkeypatch.chdir(tmp_path)
+    if would_run == "none":
+        with pytest.raises(JobError, match="is no DeepSpeed configuration"):
+            judged(tmp_path, f"#!/bin/bash\n{text}\n")
+    else:
+        assert judged(tmp_path, f"#!/bin/bash\n{text}\n")[:2] == (would_run, set(rules))
 
 
 @pytest.mark.parametrize(("program", "clash", "mend", "rule"), DATA["CLASHES"])

@@ -52,6 +52,7 @@ from autotune.engines.deepspeed.sources.refusals import (
     ASK_TO_TRAIN,
     MADE,
     device_violations,
+    is_programs,
     of_misfit,
     program_refusals,
     refusals,
@@ -61,6 +62,7 @@ from autotune.engines.deepspeed.sources.script import (
     made_arguments,
     own_defaults,
     pipeline_stages,
+    reads_all_arguments,
     reads_first_word,
     refuses_rank_flag,
     trains_with,
@@ -355,27 +357,31 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     """The training of a line, or of a file of arguments, without DeepSpeed; empty: none is seen.
 
     A file alone is taken as its program's own command starts it. It may have DeepSpeed where
-    accelerate is told elsewhere, or a script speaks of it or is not there.
+    accelerate is told elsewhere, or not all arguments are seen.
     """
     line, named = asked.line, asked.arguments
     script, program = _script(line.script, asked.path), Path(line.script).name
     data = {} if named is None else parsed(read_text(named), named).data
     given = {**data, **line.arguments}
     reader, is_command = trainer_of(given, line.started), line.started in COMMANDS
-    is_readers = reader in MADE or (reader != "" and (script is None or trains_with(script)))
+    if not is_command and not (
+        trains_with(script) if script is not None else program or is_programs(data, reader)
+    ):
+        return []  # a file may be anybody's, and a script that is there is its user's own
     trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
     evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
     if is_command:
         evidence = line.started
-    elif is_readers and trains and ("train" in program or not program):
+    elif reader and trains and ("train" in program or not program):
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
     if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
     file = _accelerates_file(line, asked.path, asked.accelerate)
     is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
-    is_read = reader or (script is not None and "deepspeed" not in read_text(script))
+    is_read = script is not None and reads_all_arguments(script)
     starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
     is_open = line.open_words or given.get("accelerate_config")  # TRL's, of any engine
+    is_open = is_open or any(name.startswith("ACCELERATE_USE_") for name in line.set)
     made = Source(
         path=asked.path,
         text=text,
