@@ -640,7 +640,7 @@ def _without_deepspeed(source: Source) -> Iterator[NotJudged]:
 
 
 def _unread_devices(source: Source) -> Iterator[NotJudged]:
-    """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
+    """Devices of a hostfile that is not there, or of a node that a program asks itself.
 
     launcher/runner.py: fetch_hostfile.
     """
@@ -653,10 +653,17 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
-    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
+    is_alone = not line.kind and line.visible is None and line.ranks.world == 1
+    if Path(line.script).name == "swift" and source.has_deepspeed and is_alone:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
+    starts = {"FORCE_TORCHRUN", "USE_RAY", "USE_KT"} & line.set.keys()
+    if Path(line.script).name == "llamafactory-cli" and source.has_deepspeed and is_alone:
+        if not starts:
+            why = (
+                "where it sees one alone, LLaMA-Factory starts no torchrun, which DeepSpeed needs"
+            )
+            yield NotJudged(what="the devices of the node", why=why)
 
 
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
