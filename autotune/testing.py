@@ -419,11 +419,7 @@ class FleetContract(Contract[FleetPlugin]):
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made).resolve()
             session = open_session(
-                None,
-                self.job,
-                results=folder,
-                fleet=self.named(folder),
-                options=self.options(),
+                None, self.job, results=folder, fleet=self.named(folder), options=self.options()
             )
             session.study.lock()
             with closing(session.make_fleet()) as fleet:

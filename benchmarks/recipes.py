@@ -4,8 +4,8 @@
 the job is ranked as `autotune plan` does. The recipe's row is the fastest candidate with its
 settings that rather fits than not, since somebody trained it; what a recipe leaves open may be
 anything. It is compared with the first row that trains in the same precision: a recipe in fp8 with
-those in fp8, another with those that are not, whether their gradients have 16 bits or more, since
-recipes have either. `reason` says why a recipe that is far behind may be.
+those in fp8, another with the plan's first row. `reason` says why a recipe that is far behind may
+be.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from autotune.app.planning import open_outlook
 from autotune.base.errors import AutotuneError
-from autotune.planning.choices import MIN_FIT, ordered
 from autotune.planning.outlook import FleetWishes, Outlook
 from autotune.planning.ranking import Ranking, rank_lattice
 from autotune.space.candidate import Candidate
@@ -123,7 +122,7 @@ def place_of(row: Mapping[str, str]) -> Place:
     columns = _columns(outlook)
     wanted = dict(pair.split("=") for pair in row["recipe"].split())
     alike = _narrow(columns) == is_fp8
-    order = [int(i) for i in ordered(ranking.prediction, min_fit=MIN_FIT) if alike[i]]
+    order = [int(i) for i in ranking.order if alike[i]]
     first = order[0]
     has_it = np.logical_and.reduce([_is(columns, key, text) for key, text in wanted.items()])
     times_s, fits = ranking.prediction.step_time_s, ranking.prediction.fit_probability

@@ -54,7 +54,7 @@ def reference_of(study: Study) -> Reference | None:
     answer, history = answer_of(study, facts), history_of(recorded, facts)
     best = None if answer is None else answer.handed_out
     tried = None if best is None else history.find(best.candidate)
-    runs = [] if tried is None else telling_runs(tried.trials)
+    runs = [] if tried is None else telling_runs(tried)
     environment = facts.environment_at(runs[-1].number) if runs else None
     is_measured = facts.origin is Origin.MEASURED
     if best is None or tried is None or environment is None or not is_measured:

@@ -17,10 +17,11 @@ from autotune.base.templates import tell
 from autotune.base.text import Say
 from autotune.base.units import format_count
 from autotune.cost.knowledge import Lesson
+from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.base import Handout
 from autotune.export.door import check_handout, export_handout, handout_of, suited_dialect
-from autotune.job.job import PLAN_SPACE, JobText, given_keys, keys_of
+from autotune.job.job import PLAN_SPACE, Job, JobText, given_keys, keys_of
 from autotune.planning.choices import MIN_FIT
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.planning.outlook import FleetWishes, Outlook
@@ -71,15 +72,24 @@ def open_outlook(
         wishes=wishes,
         lattice=lattice,
         lessons=lessons,
-        command="" if is_call() else _search_command(job_file, flags),
+        command="" if is_call() else _search_command(job_file, flags, _nodes(job, environment)),
         price=given_keys(job_file, flags).get("price"),
     )
 
 
-def _search_command(job_file: JobText | None, flags: Mapping[str, Any]) -> str:
+def _nodes(job: Job, environment: Environment) -> str:
+    """The fleet that asks Slurm for the GPU nodes of a job; empty: one node is enough."""
+    per_node = environment.n_devices
+    if job.world <= per_node or environment.accelerator == "cpu":
+        return ""
+    return f"slurm:-N {-(-job.world // per_node)} --gpus-per-node {per_node}"
+
+
+def _search_command(job_file: JobText | None, flags: Mapping[str, Any], fleet: str) -> str:
     shared = keys_of("search")
     taken = {name: value for name, value in flags.items() if name in shared}
     given = {**({} if job_file is None else {"job": job_file.path}), **taken}
+    given |= {"fleet": fleet} if fleet else {}
     words = [word for name, value in given.items() for word in (flag(name), str(value))]
     return shlex.join(["autotune", "search", *words])
 

@@ -12,7 +12,6 @@ STANDARD_INPUT = Path("-")
 
 MAX_BYTES = 4 * 2**20
 """A thousand times the largest configuration that anybody ships."""
-_NAME_ONE = "name a configuration or a launch script"
 
 
 def unread(error: Exception) -> str:
@@ -32,12 +31,15 @@ def read_text(path: Path) -> str:
             for one), or is larger than `MAX_BYTES`.
     """
     try:
-        data = _read(path)
+        # Of standard input one byte more than is allowed.
+        is_piped = path == STANDARD_INPUT
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if is_piped else read_bounded(path, MAX_BYTES)
         if len(data) > MAX_BYTES:
             raise _too_large(path)
         return data.decode("utf-8")
     except (UnicodeDecodeError, NotAFileError) as error:
-        raise RenderError(f"{path}: {unread(error)}", _NAME_ONE) from error
+        hint = "name a configuration or a launch script"
+        raise RenderError(f"{path}: {unread(error)}", hint) from error
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise _too_large(path) from error
@@ -46,10 +48,3 @@ def read_text(path: Path) -> str:
 
 def _too_large(path: Path) -> RenderError:
     return RenderError.of("base.too_large", path=path, most_mib=MAX_BYTES // 2**20)
-
-
-def _read(path: Path) -> bytes:
-    """Bytes of a file or of standard input; of the latter one byte more than is allowed."""
-    if path == STANDARD_INPUT:
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    return read_bounded(path, MAX_BYTES)

@@ -17,7 +17,13 @@ from autotune.check.ignored import ignored_in
 from autotune.check.json_text import duplicates
 from autotune.check.key_positions import Places, TextPlace, places_in
 from autotune.check.numbers_read import as_read
-from autotune.check.written import not_edited, text_after, text_diff, words_for
+from autotune.check.written import (
+    is_accelerates,
+    not_edited,
+    text_after,
+    text_diff,
+    words_for,
+)
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import rules
 from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
@@ -26,6 +32,7 @@ from autotune.engines.deepspeed.rules.releases import NEWEST_READ, OLDEST_READ, 
 from autotune.engines.deepspeed.rules.sections import AUTO
 from autotune.engines.deepspeed.rules.version import removed_later
 from autotune.engines.deepspeed.sources import neox
+from autotune.engines.deepspeed.sources.accelerate import FIELDS, SECTION
 from autotune.engines.deepspeed.sources.consumers import Consumer
 from autotune.engines.deepspeed.sources.file_rules import violation_of
 from autotune.engines.deepspeed.sources.filled import filled
@@ -453,6 +460,9 @@ def _look(
     if len(on) < 2 and (is_told or any(one.level == "error" for one in of_reader)):
         # What the reader adds makes two of them, which that tells.
         violations = [one for one in violations if one.rule != "precision.fp16_and_bf16"]
+    if any(one.rule == "huggingface.mismatch" and {*one.at} & {*BATCH_KEYS} for one in of_reader):
+        # The arguments say the sizes: another one that makes the product right would differ.
+        violations = [one for one in violations if one.rule != "batch.product"]
     violations = [*of_reader, *violations]
     return _Looked(
         violations=tuple(_as_its_reader_has_it(one, source) for one in violations),
@@ -465,6 +475,10 @@ def _look(
 
 def _as_its_reader_has_it(one: Violation, source: Source) -> Violation:
     """A violation with what follows from it where another program reads or completes the file."""
+    for key in {*one.at} & FIELDS.keys() if is_accelerates(source) else ():
+        name = f"{SECTION}.{FIELDS[key]}"
+        message, fix = (text.replace(key, name) for text in (one.message, one.fix))
+        one = replace(one, at=(name,), message=message, fix=fix)
     if source.is_part and one.rule in _BY_SCRIPTS:
         one = replace(one, consequence="may_raise")
     # Nobody reads the configuration then, and its YAML alone is refused.

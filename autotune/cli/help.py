@@ -176,7 +176,8 @@ def _mistake(error: UsageError, ctx: Any, typed: Sequence[str]) -> JobError:
 
 
 _ELSEWHERE = {
-    "--accelerator": "DS_ACCELERATOR=cuda or DS_ACCELERATOR=cpu before the command chooses; "
+    "--accelerator": "DS_ACCELERATOR=cuda or DS_ACCELERATOR=cpu before the command chooses; ",
+    "--finetune": "--lora-rank 16 is LoRA, `finetune: {method: qlora}` of a job file QLoRA; ",
 }
 """Option of other commands -> what does the same here."""
 _SHOULD = "Input should "

@@ -193,9 +193,11 @@ def _estimate_rows(rows: Path, out: Path, accelerators: Path | None, *, as_json:
     done = estimate_rows(rows, out, accelerators=accelerators)
     if as_json:
         print_json(done.as_dict())
-        return
-    print_told(PROGRESS, "estimated_rows", {"rows": done.first.to_dict("index")})
-    say(f"{done.predicted} of {done.rows} rows are predicted")
-    for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
-        say(f"  {count} not: {reason}")
-    print_files([done.out], as_json=False)
+    else:
+        print_told(PROGRESS, "estimated_rows", {"rows": done.first.to_dict("index")})
+        say(f"{done.predicted} of {done.rows} rows are predicted")
+        for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
+            say(f"  {count} not: {reason}")
+        print_files([done.out], as_json=False)
+    if not done.predicted:
+        raise typer.Exit(ExitCode.INVALID_INPUT)

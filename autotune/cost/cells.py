@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from autotune.base.names import did_you_mean
+from autotune.base.names import did_you_mean, near_names
 
 
 class RowError(Exception):
@@ -55,7 +55,7 @@ class Cells:
         """
         if self.is_blank(key):
             if default is None:
-                raise RowError(f"{key} is blank")
+                raise self.unsaid(key)
             self.assume(key, default, why)
             return default
         try:
@@ -96,6 +96,13 @@ class Cells:
         if not least <= value <= most:
             raise self.wrong(key, f"is not a number from {least:g} to {most:g}")
         return value
+
+    def unsaid(self, key: str) -> RowError:
+        """The error about a cell that has to say something, or a column that has to be there."""
+        if key in self:
+            return RowError(f"{key} is blank")
+        near = near_names(key, self._row, most=1, alike=0.4)
+        return RowError(f"there is no column {key}" + (f", but {near[0]}" if near else ""))
 
     def wrong(self, key: str, what: str, fix: str = "") -> RowError:
         """The error about a cell: its value, what is wrong with it, and the fix."""

@@ -43,7 +43,7 @@ _PACKED_BYTES = 0.52
 _UNPACKED_BY_KERNEL = 2.5
 """Bytes moved per weight: half a byte is read, and 16 bits are written. Source: bitsandbytes,
 csrc/kernels.cu, kDequantizeBlockwise."""
-_WITHOUT_DROPOUT = 0.7
+WITHOUT_DROPOUT = 0.7
 """Traffic of adapters that drop nothing, over that of others: inputs are read, and no more (2 of
 10 bytes), results as usual (14). Source: huggingface/peft, src/peft/tuners/lora/layer.py, where
 a dropout of 0 is no operation."""
@@ -116,7 +116,7 @@ def _adapters(
     targets = lora.target_modules
     names = [targets] if isinstance(targets, str) else targets
     in_mlp = any(name.rpartition(".")[2] not in _ATTENTION_MODULES for name in names)
-    adapters = 1.0 if lora.dropout else _WITHOUT_DROPOUT
+    adapters = 1.0 if lora.dropout else WITHOUT_DROPOUT
     found = {"adapters": adapters, "adapts_mlp": float(in_mlp)}
     if not lora.is_packed:
         return found

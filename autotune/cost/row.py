@@ -279,7 +279,7 @@ def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
 
 def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
     if cells.is_blank("gpu_type"):
-        raise RowError("gpu_type is blank")
+        raise cells.unsaid("gpu_type")
     memory_gib = None if cells.is_blank("gpu_mem_gb") else cells.number("gpu_mem_gb")
     try:
         found = find_accelerator(cells.text("gpu_type"), memory_gib=memory_gib, table=table)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from autotune.cost.cells import Cells
-from autotune.cost.problem import packed_columns
+from autotune.cost.problem import WITHOUT_DROPOUT, packed_columns
 from autotune.cost.row_model import count_params
-from autotune.cost.traits import Traits
+from autotune.cost.traits import DROPPED_BYTES, Traits
 
 _TASKS = ("full", "lora", "qlora")
 _USUAL_RANK = 16.0
@@ -28,6 +28,9 @@ def adapter_columns(
     if adapts_mlp is None:
         adapts_mlp = 1.0
         cells.assume("adapters", "on all linear layers")
+    drops = cells.within("lora_dropout", 0, 1)
+    if drops is None:
+        cells.assume("lora_dropout", drops := 0.0)
     hidden, head_dim = columns["hidden"], columns["head_dim"]
     matrices = adapts_mlp * (2.0 + columns["gated_mlp"]) * max(1.0, columns["n_experts"])
     width, kv_width = columns["n_heads"] * head_dim, columns["n_kv_heads"] * head_dim
@@ -43,11 +46,14 @@ def adapter_columns(
     if task == "qlora":
         packed = packed_columns(columns, count_params(columns), frozen)
         frozen = packed["weight_bytes"]
-    return {
-        "adapters": traits.adapters,
+    found = {
+        "adapters": traits.adapters if drops else min(traits.adapters, WITHOUT_DROPOUT),
         "adapts_mlp": adapts_mlp,
         "trained_share": share,
         **packed,
         "weight_bytes": min(frozen, columns.get("weight_bytes", frozen)),
         **traits.adapter_columns,
     }
+    if not drops and "adapter_bytes" in found:
+        found["adapter_bytes"] -= DROPPED_BYTES
+    return found

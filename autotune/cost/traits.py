@@ -133,6 +133,8 @@ def _traits(row: Mapping[str, Any]) -> Traits:
     return Traits(**fields)
 
 
+DROPPED_BYTES = _columns(["adapters"])["adapter_bytes"]
+"""Column `adapter_bytes` of inputs that adapters drop; those that drop nothing keep none."""
 PURE_16_BIT = _columns(["pure_16_bit"])
 """Weights, gradients and both moments of Adam in 16 bits, and no other copy."""
 FRAMEWORKS = tuple(_traits(row) for row in _FILE["frameworks"])

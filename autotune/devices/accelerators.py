@@ -233,10 +233,7 @@ class _TableFile(BaseModel, extra="forbid"):
 
 
 def find_accelerator(
-    device: str,
-    *,
-    memory_gib: float | None = None,
-    table: Sequence[Accelerator] | None = None,
+    device: str, *, memory_gib: float | None = None, table: Sequence[Accelerator] | None = None
 ) -> Accelerator:
     """The entry of a device.
 

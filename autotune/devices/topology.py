@@ -42,33 +42,19 @@ class Topology:
     """Latency of one more switch on the way, with its cable. Source of the default: NVIDIA QM8700
     datasheet, 130 ns from port to port, and 5 ns per metre of cable; Ethernet takes longer."""
 
-    @property
-    def inside_switches(self) -> int:
-        """Switches beyond the first between two nodes of a group.
-
-        One leaf joins the nodes of a fat tree's group; in a dragonfly's group it takes the switch
-        of each.
-        """
-        return 1 if self.kind is FabricKind.DRAGONFLY else 0
-
-    @property
-    def across_switches(self) -> int:
-        """Switches beyond the first between nodes of two groups.
-
-        Leaf, spine, leaf; or the switch of each node and each end of the link between the groups,
-        by the shortest way (Kim et al., section 4.1).
-        """
-        return 3 if self.kind is FabricKind.DRAGONFLY else 2
-
     def columns(self) -> dict[str, float]:
         """The columns of `Plans` that say this of the network."""
+        # Switches beyond the first. A fat tree: one leaf in a group; leaf, spine, leaf across.
+        # A dragonfly: the switch of each node in a group; across, the switch of each node and each
+        # end of the link between the groups, by the shortest way (Kim et al., section 4.1).
+        inside, across = (1, 3) if self.kind is FabricKind.DRAGONFLY else (0, 2)
         return {
             "fabric_nodes": float(self.nodes_per_group),
             "oversubscription": self.oversubscription,
             "rails": float(self.rails),
             "rail_optimized": float(self.kind is FabricKind.RAIL_OPTIMIZED),
-            "inside_hop_s": self.inside_switches * self.hop_s,
-            "across_hop_s": self.across_switches * self.hop_s,
+            "inside_hop_s": inside * self.hop_s,
+            "across_hop_s": across * self.hop_s,
         }
 
     def spelled(self) -> str:

@@ -155,9 +155,7 @@ def _together(nodes: Sequence[NodeExamination]) -> list[Remark]:
     return remarks("fleet", values)
 
 
-def measure_links(
-    transport: RemoteTransport,
-) -> tuple[tuple[DeviceLink, ...], tuple[Remark, ...]]:
+def measure_links(transport: RemoteTransport) -> tuple[tuple[DeviceLink, ...], tuple[Remark, ...]]:
     """Let pairs of devices send to each other, as `probe` does, and nothing else.
 
     Raises:

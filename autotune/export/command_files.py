@@ -34,12 +34,8 @@ from autotune.trial.guest.edits import toml_of
 _LOW_PRECISIONS = ("bf16", "fp16")
 _PRECISION = "mixed_precision"
 _WRITTEN = (
-    "deepspeed",
-    "config_file",
-    "deepspeed_config_file",
-    "use_deepspeed",
-    _PRECISION,
-    *FLAGS,
+    *("deepspeed", "config_file", "deepspeed_config_file", "use_deepspeed"),
+    *(_PRECISION, *FLAGS),
 )
 """Flags that the export's files replace."""
 

@@ -455,10 +455,7 @@ class _DataFile:
         steps = 1 if given[_ACCUM] is None else candidate.grad_accum
         # What DeepSpeed would work out (_set_batch_related_parameters), nobody has to write.
         is_implied = has_total and total // candidate.dp // steps == candidate.micro_batch
-        is_missing = {
-            _MICRO: not is_implied,
-            _ACCUM: candidate.grad_accum != 1 and not has_total,
-        }
+        is_missing = {_MICRO: not is_implied, _ACCUM: candidate.grad_accum != 1 and not has_total}
         for key, size in sizes.items():
             if given[key] is None and is_missing[key]:
                 yield key, AUTO if consumer is Consumer.TRAINER else size

@@ -202,10 +202,7 @@ def _signal_name(number: int) -> str:
 
 
 def _timeout(
-    spec: TrialSpec,
-    folder: Path,
-    reports: list[RankReport],
-    nodes: Sequence[NodeReport],
+    spec: TrialSpec, folder: Path, reports: list[RankReport], nodes: Sequence[NodeReport]
 ) -> tuple[Outcome, str, str]:
     after_s = spec.measure.timeout_s
     stopped = [rank for node in nodes for rank in node.stopped_ranks]
@@ -268,10 +265,7 @@ def _losing(spec: TrialSpec, report: RankReport) -> tuple[str, str]:
 
 
 def _with_figures(
-    result: TrialResult,
-    spec: TrialSpec,
-    reports: list[RankReport],
-    nodes: Sequence[NodeReport],
+    result: TrialResult, spec: TrialSpec, reports: list[RankReport], nodes: Sequence[NodeReport]
 ) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp

@@ -215,12 +215,7 @@ class GangFleet:
             self._allocator.judge(trial.gang, ran, is_fault=is_fault)
 
     def _start(
-        self,
-        trial: "GangTrial",
-        name: str,
-        *,
-        port: int | None = None,
-        start: Start | None = None,
+        self, trial: "GangTrial", name: str, *, port: int | None = None, start: Start | None = None
     ) -> None:
         """Start a trial's ranks on one node.
 

@@ -9,6 +9,8 @@ from autotune.cost import Prediction
 from autotune.cost.plans import Plans
 
 Indices = NDArray[np.intp]
+Reals = NDArray[np.float64]
+Truth = NDArray[np.bool_]
 
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
@@ -26,6 +28,8 @@ TIE = 1.03
 them apart."""
 SAME = 1.01
 """Variants of a choice whose step times differ by less are one row."""
+_SETTING = 0.1
+"""Share of a degree that a setting counts as which others do without."""
 _EXOTIC = 8
 """Degrees that one exotic one counts as: more than a plain layout can have."""
 _UNPROVEN = 100
@@ -68,9 +72,9 @@ class Choices:
         """Rank of a candidate's row, from 1."""
         return int(self.row_of[index]) + 1
 
-    def like_first(self, indices: Indices) -> NDArray[np.bool_]:
+    def like_first(self, indices: Indices) -> Truth:
         """Which candidates have the setbacks of the first row."""
-        found: NDArray[np.bool_] = self.setbacks[indices] == self.setbacks[self.firsts[0]]
+        found: Truth = self.setbacks[indices] == self.setbacks[self.firsts[0]]
         return found
 
     def variants(self, rank: int) -> Indices:
@@ -117,12 +121,12 @@ def ordered(found: Prediction, setbacks: Indices | None = None, *, min_fit: floa
 
 
 def ranked(
-    times_s: NDArray[np.float64],
-    peaks_bytes: NDArray[np.float64],
-    fit: NDArray[np.float64],
+    times_s: Reals,
+    peaks_bytes: Reals,
+    fit: Reals,
     *,
     min_fit: float,
-    strain: NDArray[np.float64] | None = None,
+    strain: Reals | None = None,
     setbacks: Indices | None = None,
 ) -> Indices:
     """Indices of candidates: those that surely fit, fastest first, then all others.
@@ -130,8 +134,9 @@ def ranked(
     Of those that surely fit, the ones with fewer `setbacks` come first. Of those that probably
     fit, a chance that is less by a tenth has to be worth a fifth of the time. The rest come surest
     first, and of those that surely do not fit, the smallest. Of times within 3% the candidate with
-    less `strain` comes first, as of `strain_of`; an exotic one comes behind all others, unless it
-    is faster by more, and an unproven one unless it is 1.3 times as fast.
+    less `strain` comes first, as of `strain_of`, and of equals the surer, by twentieths; an exotic
+    one comes behind all others, unless it is faster by more, and an unproven one unless it is 1.3
+    times as fast.
     """
     sure = np.flatnonzero(fit >= min_fit)
     probable = np.flatnonzero((fit < min_fit) & (fit >= PROBABLE))
@@ -141,50 +146,71 @@ def ranked(
     surest = [sure[levels[sure] == level] for level in np.unique(levels[sure])]
     return np.concatenate(
         [
-            *(alike[_fastest_first(times_s[alike], strain[alike])] for alike in surest),
+            *(rows[_fastest_first(times_s[rows], strain[rows], fit[rows])] for rows in surest),
             probable[_fastest_first(times_s[probable] / fit[probable] ** 2, strain[probable])],
             rest[np.lexsort((times_s[rest], peaks_bytes[rest], -fit[rest]))],
         ]
     )
 
 
-def _fastest_first(times_s: NDArray[np.float64], strain: NDArray[np.float64]) -> Indices:
+def _fastest_first(times_s: Reals, strain: Reals, fit: Reals | float = 1.0) -> Indices:
     is_exotic, is_unproven = strain >= _EXOTIC, strain >= _UNPROVEN
     least_s = times_s[is_exotic == is_exotic.all()].min(initial=np.inf)  # of plain ones, if any
     ties = np.floor(np.log(times_s / least_s) / np.log(TIE))
     behind = np.zeros(len(times_s), np.intp)
     for level, (group, lead) in enumerate(((is_exotic, TIE), (is_unproven, _LEAST_LEAD)), 1):
         behind[group & (times_s > times_s[~group].min(initial=np.inf) / lead)] = level
-    return np.lexsort((times_s, strain, ties, behind))
+    risk = np.broadcast_to(-np.floor(20 * np.asarray(fit)), len(times_s))
+    return np.lexsort((times_s, risk, strain, ties, behind))
 
 
-def strain_of(plans: Plans) -> NDArray[np.float64]:
+def strain_of(plans: Plans) -> Reals:
     """How far each candidate is from a plain layout: the fewer degrees above 1, the plainer.
 
     What is offloaded counts as a degree, and a pipeline as a second one, for its stages and chunks
-    have to be laid out. Exotic are sequences that are shared below 16k tokens, and tensor
-    parallelism that leaves the linked devices. Unproven is Ulysses below 16k tokens, which the
-    training script has to bring; and parameters on the host beside an optimizer on the device,
-    over a link that nobody measured.
+    have to be laid out. So does what is asked of the training script: a model that compiles, CUDA
+    graphs, the loss in chunks, recomputation of every K-th layer. Stages of several sizes and an
+    allocator decide among equals.
     """
-    n = len(plans)
-    strain = np.zeros(n)
-    for columns in _DEGREES.values():
-        for name in columns:
-            strain += _column(plans, name) > 1
-    strain += _column(plans, "pp") > 1
-    for name in _SHARED:
-        strain += _EXOTIC * ((_column(plans, name) > 1) & (plans.seq_len < LONG_TOKENS))
-    strain += _EXOTIC * (_column(plans, "tp") > plans.nvlink_domain)
+    strain = np.zeros(len(plans))
+    for name in ("tp", "pp", "pp", *_SHARED, "ep", "recompute_every"):
+        strain += _column(plans, name) > 1
+    for name in ("param_tier", "launch_free", "loss_chunk_tokens"):
+        strain += _column(plans, name) > 0
     strain += _column(plans, "optimizer_tier") + _column(plans, "optimizer_host_share") > 0
-    on_host = _column(plans, "param_tier") > 0
-    is_alone = on_host & (_column(plans, "optimizer_tier") + plans.host_link_measured == 0)
-    is_short = (_column(plans, "ulysses") > 1) & (plans.seq_len < LONG_TOKENS)
-    strain += on_host + _UNPROVEN * (is_alone | is_short)
+    strain += _SETTING * (_column(plans, "most_stage_layers") > 0)
+    strain += _SETTING * (_column(plans, "fragments") < 1)
+    for weight, is_so in _doubts(plans).values():
+        strain += weight * is_so
     return strain
 
 
-def is_exotic(plans: Plans) -> NDArray[np.bool_]:
+def _doubts(plans: Plans) -> dict[str, tuple[float, Truth]]:
+    """Why candidates are exotic or unproven -> the degrees that counts as, and for which."""
+    cp, tp, ulysses, host = (_column(plans, n) for n in ("cp", "tp", "ulysses", "param_tier"))
+    is_short = np.asarray(plans.seq_len) < LONG_TOKENS
+    is_open = _column(plans, "optimizer_tier") + plans.host_link_measured == 0
+    sequence = "ranks share a sequence of less than 16k tokens"
+    brought = f"{sequence} by Ulysses, which the training script has to bring"
+    unprobed = "parameters alone are on the host, over a link that was not probed"
+    return {
+        sequence: (_EXOTIC, (cp > 1) & is_short),
+        "tensor parallelism leaves the linked devices": (_EXOTIC, tp > plans.nvlink_domain),
+        brought: (_UNPROVEN, (ulysses > 1) & is_short),
+        unprobed: (_UNPROVEN, (host > 0) & is_open),
+    }
+
+
+def reasons_behind(plans: Plans) -> dict[str, float]:
+    """Why the first comes behind plainer ones -> how many times as fast it has to be to lead."""
+    return {
+        words: _LEAST_LEAD if weight >= _UNPROVEN else TIE
+        for words, (weight, is_so) in _doubts(plans).items()
+        if np.ravel(is_so)[0]
+    }
+
+
+def is_exotic(plans: Plans) -> Truth:
     """Which candidates come behind all others that are about as fast, as of `ranked`."""
     return np.asarray(strain_of(plans) >= _EXOTIC)
 
@@ -248,7 +274,7 @@ def worthwhile_fit(found: Prediction, choices: Choices, baseline: Prediction | N
     return float(wanted)
 
 
-def _uses_host(plans: Plans) -> NDArray[np.bool_]:
+def _uses_host(plans: Plans) -> Truth:
     tiers = ("optimizer_tier", "param_tier", "optimizer_host_share")
     return np.asarray(np.logical_or.reduce([_column(plans, name) > 0 for name in tiers]))
 
@@ -257,13 +283,12 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     """Kind in words -> its best candidate: of each ZeRO stage, and of each kind of layout.
 
     Kinds of which nothing probably fits have none, nor has a sequence that is shared below 16k
-    tokens.
+    tokens, nor a stage where one rank has all.
     """
     firsts = choices.firsts[found.fit_probability[choices.firsts] >= PROBABLE]
     plans = found.plans.take(firsts)
-    stages = _column(plans, "zero_stage")
-    best: dict[str, int] = {}
-    for stage in np.unique(stages):
+    stages, best = _column(plans, "zero_stage"), dict[str, int]()
+    for stage in np.unique(stages) if _shares(plans).any() else ():
         best[f"ZeRO stage {int(stage)}"] = int(firsts[np.argmax(stages == stage)])
     is_split = np.array(
         [
@@ -279,9 +304,7 @@ def best_of_kinds(found: Prediction, choices: Choices) -> dict[str, int]:
     return best
 
 
-def _kinds(
-    found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool
-) -> NDArray[np.intp]:
+def _kinds(found: Prediction, setbacks: Indices, *, min_fit: float, splits: bool) -> Indices:
     """A number per candidate, equal for those that are one row.
 
     A variant that fits less surely is a row of its own only where it is faster than those that do
@@ -309,9 +332,7 @@ def _kinds(
     return _split(kinds, times_s, n_reached == sureness) if splits else kinds
 
 
-def _split(
-    kinds: NDArray[np.intp], times_s: NDArray[np.float64], may_be_first: NDArray[np.bool_]
-) -> NDArray[np.intp]:
+def _split(kinds: Indices, times_s: Reals, may_be_first: Truth) -> Indices:
     """Each kind cut where the step time is more than 1% above that of the part's first."""
     parts = np.zeros(len(kinds), np.intp)
     left, n_parts = np.arange(len(kinds)), 0
@@ -325,11 +346,15 @@ def _split(
     return kinds * n_parts + parts
 
 
-def _zero_stage(plans: Plans) -> NDArray[np.float64]:
+def _zero_stage(plans: Plans) -> Reals:
     """The ZeRO stage of each candidate; 0 where one rank has all and offloads nothing."""
-    shares = _column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1
-    return np.where(shares | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
+    return np.where(_shares(plans) | _uses_host(plans), _column(plans, "zero_stage"), 0.0)
 
 
-def _column(plans: Plans, name: str) -> NDArray[np.float64]:
+def _shares(plans: Plans) -> Truth:
+    """Which candidates have ranks that a ZeRO stage shards states over."""
+    return np.asarray(_column(plans, "dp") * _column(plans, "cp") * _column(plans, "ulysses") > 1)
+
+
+def _column(plans: Plans, name: str) -> Reals:
     return np.broadcast_to(np.asarray(getattr(plans, name), np.float64), len(plans))

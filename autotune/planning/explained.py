@@ -8,7 +8,7 @@ import numpy as np
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction
 from autotune.cost.errors import Margin
-from autotune.planning.choices import PROBABLE, choices_of, is_exotic
+from autotune.planning.choices import PROBABLE, choices_of, is_exotic, reasons_behind
 from autotune.planning.outlook import Outlook
 from autotune.planning.ranking import legal_rows
 from autotune.space.candidate import Candidate, format_value
@@ -89,6 +89,8 @@ class Explained(Estimated):
     """Settings that the nearest candidate of the lattice has otherwise; empty: this one is there,
     or rules refuse it."""
     min_fit: float
+    behind: Mapping[str, float]
+    """Why it comes behind plainer ones -> how many times as fast it has to be to lead them."""
     neighbours: tuple[Neighbour, ...]
 
     @property
@@ -202,6 +204,7 @@ def explain_candidate(
         is_in_lattice=index is not None,
         nearest=() if is_in or one.violations else _nearest(outlook, candidate),
         min_fit=min_fit,
+        behind=reasons_behind(prediction.plans),
         neighbours=neighbours_of(outlook, outlook.neighbours(candidate)),
     )
 

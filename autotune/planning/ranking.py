@@ -96,7 +96,7 @@ class Ranking(LegalRows):
     """The candidates of a lattice, ranked without a trial."""
 
     on_front: frozenset[int]
-    """Indices of those that no other beats in time and memory both."""
+    """Indices of the rows' candidates that no other row's beats in time and memory both."""
     is_min_fit_lowered: bool
     """Whether less than `MIN_FIT` is asked of rows though the user did not say so."""
     variants: tuple[Variant, ...]
@@ -138,9 +138,14 @@ class Ranking(LegalRows):
         """A candidate in words."""
         return self.outlook.engine.describe(self.candidates[index])
 
-    def is_on_front(self, rank: int) -> bool:
-        """Whether a row's candidate or a variant is beaten by no other in time and memory both."""
-        return any(self.choices.row_of[index] == rank - 1 for index in self.on_front)
+    @property
+    def passed_over(self) -> int | None:
+        """The fastest row that the first ties with, where that is faster; None: none is."""
+        firsts, times_s = self.choices.firsts, self.prediction.step_time_s
+        first_s, fit = times_s[firsts[0]], self.prediction.fit_probability[firsts]
+        is_so = self.choices.like_first(firsts) & (fit >= self.min_fit)
+        is_so &= (times_s[firsts] < first_s) & (times_s[firsts] * TIE >= first_s)
+        return int(min(firsts[is_so], key=times_s.__getitem__)) if is_so.any() else None
 
     def close_variants(self, rank: int) -> list[int]:
         """The variants of a row within 1% of its time that fit as surely, or with `min_fit`."""
@@ -201,7 +206,7 @@ def rank_lattice(
             no_plans[wish] = error.message
     return Ranking(
         **vars(rows),
-        on_front=_front(found, choices, min_fit),
+        on_front=_front(outlook, found, choices, min_fit),
         is_min_fit_lowered=asked is None and min_fit < MIN_FIT,
         probable=best_probable(found, choices, min_fit=min_fit),
         best_of=best_of_kinds(found, choices),
@@ -294,7 +299,7 @@ def _named(
         firsts.append(otherwise)
     rows = choices.row_of[np.array(firsts)]
     is_named = np.isin(choices.row_of, rows)
-    return {*np.flatnonzero(is_named).tolist(), *_front(found, choices, min_fit)}
+    return {*np.flatnonzero(is_named).tolist(), *_front(outlook, found, choices, min_fit)}
 
 
 def _otherwise(
@@ -467,16 +472,20 @@ _WHAT_IF_OF = {"memory_limit": "memory", "network_topology": "topology"}
 """Key of a job that is one of a fleet -> that of the what-if."""
 
 
-def _front(found: Prediction, choices: Choices, min_fit: float) -> frozenset[int]:
-    """The candidates that fit and that no faster one beats in memory as well.
+def _front(
+    outlook: Outlook, found: Prediction, choices: Choices, min_fit: float
+) -> frozenset[int]:
+    """The rows that fit and that no faster one beats in memory as well.
 
-    They have the setbacks of the first row, and are no more exotic.
+    They have the setbacks of the first row, train the same, and are no more exotic.
 
     On a given fleet, cost is proportional to time, so only time and memory have to be weighed.
     """
-    fitting = np.flatnonzero(found.fit_probability >= min_fit)
-    exotic = is_exotic(found.plans)
-    fitting = fitting[choices.like_first(fitting) & (exotic[fitting] <= exotic[choices.firsts[0]])]
+    firsts, exotic = choices.firsts, is_exotic(found.plans)
+    changes = outlook.engine.changes_training(outlook.lattice.candidates)[firsts]
+    is_in = choices.like_first(firsts) & (changes == changes[0])
+    is_in &= exotic[firsts] <= exotic[firsts[0]]
+    fitting = firsts[is_in & (found.fit_probability[firsts] >= min_fit)]
     peaks, times_s = found.peak_memory_bytes[fitting], found.step_time_s[fitting]
     order = np.lexsort((peaks, times_s))
     least = np.minimum.accumulate(np.concatenate([[np.inf], peaks[order]]))[:-1]

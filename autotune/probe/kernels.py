@@ -193,10 +193,7 @@ def _nameless(folder: Path, rank: int) -> int:
 
 
 def _through(
-    handle: int,
-    move: Callable[[int, list[memoryview]], int],
-    chunk: memoryview,
-    size_bytes: int,
+    handle: int, move: Callable[[int, list[memoryview]], int], chunk: memoryview, size_bytes: int
 ) -> float:
     """Seconds to move `size_bytes` between a file and memory, on the disk at the end."""
     start_s = time.perf_counter()

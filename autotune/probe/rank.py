@@ -90,12 +90,7 @@ def _measure(wanted: Mapping[str, Any], accelerator: str) -> dict[str, Any]:
     if world > 1 and wanted["only"] != "speed":
         points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
-    return {
-        "host": platform.node(),
-        "device": name,
-        "place": place,
-        "points": points,
-    }
+    return {"host": platform.node(), "device": name, "place": place, "points": points}
 
 
 def _nothing() -> None:

@@ -14,14 +14,8 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.table import read_table
 
 MODEL_COLUMNS = (
-    "model_name",
-    "n_layers",
-    "hidden",
-    "ffn_hidden",
-    "n_heads",
-    "n_kv_heads",
-    "vocab",
-    "seq_len",
+    *("model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads"),
+    *("vocab", "seq_len"),
 )
 DEVICE_COLUMNS = ("gpu_type", "gpu_mem_gb", "n_gpus", "gpus_per_node")
 LAYOUT_COLUMNS = ("tp", "pp", "vp", "cp", "ep", "sp", "micro_batch", "recompute", "offload")

@@ -21,6 +21,7 @@ from autotune.search.base import Snapshot, Stage
 from autotune.search.confirm import Comparison, recorded_comparisons, verdict_of
 from autotune.search.history import CandidateTrials, History
 from autotune.search.objective import Objective, front_of
+from autotune.search.race import BLOCK
 from autotune.search.session import history_of
 from autotune.space.knob import Context
 
@@ -213,6 +214,13 @@ class Story:
         is_cut_short = self.answer is not None and self.answer.interrupted
         is_alone = self.is_baseline_alone and (is_cut_short or bool(self.facts.no_comparison))
         return is_alone and not any(row.is_searched and row.is_settled for row in self.rows)
+
+    @property
+    def n_rounds_cut_short(self) -> int:
+        """Rounds that the last final comparison began without any verdict; 0: there is one."""
+        trials = () if self.comparison or self.running else self.history.trials
+        numbers = [n for t in trials if (n := t.spec.identity.confirm_round) is not None]
+        return max(numbers) % BLOCK + 1 if numbers else 0
 
     @property
     def guarded(self) -> Mapping[str, tuple[int, GuardVerdict]]:

@@ -271,7 +271,7 @@ def _whole_run(story: Story) -> dict[str, float] | None:
 def _runs_of_command(row: CandidateTrials | None) -> list[TrialResult]:
     """The measured runs of a user's command that a candidate's figure rests on."""
     is_command = row is not None and bool(row.trials[0].spec.workload.command)
-    return telling_runs(row.trials) if row is not None and is_command else []
+    return telling_runs(row) if row is not None and is_command else []
 
 
 def _mean_step_s(runs: Sequence[TrialResult]) -> float:

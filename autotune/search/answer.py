@@ -77,13 +77,14 @@ class RecordStandings:
     ) -> SearchAnswer:
         """The answer: from the record's comparison where there is one, else from single trials."""
         verdict, drifting, baseline = self.verdict, self.drifting, self._baseline
-        by_trial = self._objective.figures(self._history)
+        sound = map(self._history.of_hash, self._objective.figures(self._history))
+        by_trial = {one.candidate.hash: one.figure for one in sound if one.figure}
         compared = {} if verdict is None else verdict.figures
         whole = {**by_trial, **compared}
         figures = {key: figure for key, figure in whole.items() if key not in drifting}
         eligible = {key: figures[key] for key in compared if key in figures} or figures
         best = self._best(verdict, eligible, beside=figures)
-        start, speedup = self.start, None
+        start, speedup = None if self._tried is None else self._tried.figure, None
         if verdict is not None and baseline is not None and baseline in compared:
             assert best in compared, "the baseline itself never drifts"
             start = compared[baseline]

@@ -69,12 +69,17 @@ class Look:
         then_bytes = self.reference.standing.peak_memory_bytes or math.inf
         known = [run.peak_memory_bytes for run in self.runs if run.peak_memory_bytes is not None]
         least_bytes = min(known, default=0)
-        if self.ratio.high < 1 - self.within:
+        if self.ratio.high < 1 - self.within and not self.is_disturbed:
             return GateVerdict.SLOWER
         if least_bytes > then_bytes * (1 + self.within):
             return GateVerdict.MORE_MEMORY
         is_within = self.ratio.low >= 1 - self.within
         return GateVerdict.WITHIN if is_within else GateVerdict.UNDECIDED
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work took time from most runs: that they are slow proves nothing."""
+        return 2 * sum(bool(run.disturbed) for run in self.runs) > len(self.runs)
 
     @property
     def runs_to_decide(self) -> int | None:
@@ -124,7 +129,8 @@ class GateRunner(Rounds):
             why = f"the platform ended its runs, the last by {last.outcome}: {last.evidence}"
             return self._gate(GateVerdict.NOT_MEASURED, why=why)
         look = self._look(runs)
-        return self._gate(look.verdict, look=look)
+        why = "other work took time from most of the runs" if look.is_disturbed else ""
+        return self._gate(look.verdict, why=why, look=look)
 
     @property
     def _trials(self) -> list[Trial]:
@@ -189,7 +195,7 @@ class GateRunner(Rounds):
             now=tried.standing_by(runs) if look else None,
             ratio=look.ratio if look else None,
             deviation=math.sqrt(spread.variance) if look else None,
-            runs_to_decide=look.runs_to_decide if look and is_open else None,
+            runs_to_decide=look.runs_to_decide if look and is_open and not why else None,
             differences=self._differences(runs),
             device_name=self.session.environment.device_name,
             ended_at_s=unix_now_s(),

@@ -56,10 +56,25 @@ class CandidateTrials:
             return None
         return self.standing_by([self.measured])
 
-    @property
+    @cached_property
+    def runs(self) -> Mapping[int | None, TrialResult]:
+        """The run with a figure that counts of each round of a comparison; None: its own trial."""
+        rounds: dict[int | None, list[Trial]] = {}
+        for trial in self.trials:
+            rounds.setdefault(trial.spec.identity.confirm_round, []).append(trial)
+        counted = ((number, counting(trials)) for number, trials in rounds.items())
+        return {number: run for number, run in counted if run is not None and is_figure(run)}
+
+    @cached_property
     def figure(self) -> Standing | None:
-        """Its standing in the comparison, else by its own trial; None: it has none, or failed."""
-        return self.compared or (None if self.fault else self.own_figure)
+        """Its standing in the comparison, else by all its runs; None: it has none, or failed.
+
+        A trial is picked for being lucky. Where a comparison ended before it could say anything,
+        its few runs count like the trial.
+        """
+        if self.compared is not None or self.own_figure is None or self.fault is not None:
+            return self.compared
+        return self.standing_by([*self.runs.values()])
 
     @property
     def rate(self) -> float:

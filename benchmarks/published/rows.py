@@ -141,6 +141,9 @@ def _cells_of(cells: PublishedCells) -> dict[str, str]:
         "precision": _precision(cells),
         "scaling": scaling_of(cells),
     }
+    if framework == ASSUMED and found["precision"] not in ("", "fp16", "pure-fp16"):
+        # Trainers' own files of DeepSpeed, which such runs mostly have, set overlap_comm.
+        found |= {"overlap_reduce": "1", "overlap_gather": "1"}
     found |= _batch(cells, found)
     found["interconnect"] = _network(cells)
     if float(found["n_experts"] or 0) > 1 or _is_mixture(model):
@@ -311,6 +314,7 @@ def _task(cells: PublishedCells) -> dict[str, str]:
     told = " ".join(cells.text(name) for name in texts).lower()
     rank = _RANK.search(told)
     found = {"task": "qlora" if "qlora" in task else "lora", "lora_rank": rank[1] if rank else ""}
+    found["lora_dropout"] = "0.05"  # as in the examples of peft
     # Who adapts the MLP says so: peft's own choice for such models is of the attention alone.
     found["adapts_mlp"] = "1" if _ADAPTED_MLP.search(told) else "0"
     if "gptq" in told and not re.search("triton|exllama|marlin", told):

@@ -4,8 +4,10 @@ import csv
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+import autotune
 from autotune.app.estimate import estimate_rows, predict_frame
 from autotune.base.errors import AutotuneError
 from autotune.report.terminal.tables import print_told
@@ -106,3 +108,17 @@ def test_what_is_no_table_of_runs_is_refused(tmp_path: Path) -> None:
         estimate_rows(source, tmp_path / "out.csv")
     with pytest.raises(AutotuneError, match="no column of its first line is known"):
         predict_frame(source)
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 16}])
+def test_a_row_and_a_command_forecast_the_same(lora) -> None:
+    job = {"model": "llama-3-8b", "seq_len": 2048, "global_batch": 16}
+    settings = ("zero.stage=2", "micro_batch=4", "recompute=full")
+    command = autotune.estimate(*settings, **job, **lora, world=4, gpu="A100-80GB").as_dict()
+    cells = {"zero_stage": 2, "micro_batch": 4, "recompute": "full", "precision": "bf16"}
+    adapted = {"task": "lora", "reduce_bucket_elements": 41943040} if lora else {}
+    fleet = {"framework": "deepspeed", "gpu_type": "A100-80GB", "n_gpus": 4}
+    row = predict_frame(pd.DataFrame([job | cells | lora | adapted | fleet])).iloc[0]
+    assert row.pred_step_time_s == pytest.approx(command["pred_step_time_s"], rel=1e-3)
+    peak_gib = command["pred_peak_memory_bytes"] / 2**30
+    assert row.pred_peak_memory_gb == pytest.approx(peak_gib, rel=1e-3)

@@ -455,6 +455,8 @@ def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeyp
         ("LLaMA-Factory", "sft_packs", "is no argument of LLaMA-Factory in any release"),
         ("ms-swift", "of_a_fork", "is no argument of ms-swift in any release"),
         ("axolotl", "of_a_plugin", ""),
+        ("axolotl", "lora_rank", "did you mean lora_r?"),
+        ("axolotl", "per_device_train_batch_size", "micro_batch_size is given"),
     ],
 )
 def test_a_setting_that_may_be_left_out_or_new_is_warned_of(tmp_path, program, name, says):

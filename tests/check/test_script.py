@@ -81,6 +81,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rate", type=float, default=2e-5)
 parser.add_argument("-b", "--per-rank", dest="size", type=int, default=8)
 parser.add_argument("--half", action="store_true")
+parser.add_argument("--deepspeed")
 parser.add_argument("--clip", default=float("inf"))
 options = parser.parse_args()
 made = TrainingArguments(
@@ -149,6 +150,7 @@ STAGES = """
 import argparse, deepspeed
 parser = argparse.ArgumentParser()
 parser.add_argument("--stages", type=int, default=2)
+parser.add_argument("--deepspeed_config")
 args = parser.parse_args()
 net = deepspeed.pipe.PipelineModule(layers, num_stages={})
 """

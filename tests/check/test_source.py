@@ -335,7 +335,7 @@ WITH_TRAINER += "TrainingArguments)\n"
         (
             "--save_strategy no --bf16 --gradient_accumulation_steps 4",
             {"accumulation": 2},
-            [("huggingface.mismatch", "error"), ("batch.product", "error")],
+            [("huggingface.mismatch", "error")],
         ),
         ("", {"script": "Accelerator()"}, [("accelerate.refused", "error")]),
         ("", {"script": "Accelerator()", "accumulation": 2}, []),
@@ -473,3 +473,36 @@ def test_a_file_that_the_script_hands_to_trainer_itself_is_not_judged_with_the_l
     line = f"accelerate launch --num_processes 2 --use_deepspeed train.py {handed}\n"
     report = checked(write(tmp_path, line, "run.sh"))
     assert [one.what for one in report.not_judged] == handed.split()[1:]
+
+
+BESIDE = {
+    "hosts": "a slots=8\nb slots=8\n",
+    "z.json": '{"bf16": {"enabled": true}, "train_batch_size": "auto", "zero_optimization": {}}',
+    "ax.yml": "base_model: m\ndatasets: []\nbf16: true\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        (
+            "run.sh",
+            "#SBATCH --nodes=3\ndeepspeed --hostfile hosts t.py --deepspeed z.json --bf16\n",
+            [("file.idle_devices", 2)],
+        ),
+        ("run.sh", "accelerate launch -m axolotl.cli.train ax.yml --deepspeed z.json\n", []),
+        (
+            "acc.yaml",
+            SECTION.format(precision="bf16", accumulation=1) + "  offload_param_device: gpu\n",
+            [("schema.section_value", -1)],
+        ),
+    ],
+)
+def test_a_finding_stands_where_its_words_do(tmp_path, monkeypatch, name, text, found):
+    monkeypatch.chdir(tmp_path)
+    for other, content in {**BESIDE, name: text}.items():
+        write(tmp_path, content, other)
+    report = checked(Path(name))
+    places = [(one.violation.rule, one.place.line) for one in report.found]
+    n_lines = text.count("\n")
+    assert places == [(rule, line if line > 0 else n_lines + 1 + line) for rule, line in found]

@@ -56,7 +56,7 @@ def test_runs_of_an_earlier_comparison_are_marked(wide: Study) -> None:
             assert row["role"].endswith("of an earlier comparison") is not is_last
     rests_on = cells_of(twice, "rests")
     assert rests_on[compared[0].trial] == f"{compared[0].figure.n_runs} runs compared"
-    assert rests_on[left_out.trial] == "1 run, not in the last comparison"
+    assert rests_on[left_out.trial] == "2 runs, not in the last comparison"
     assert rests_on[tried_once.trial] == "1 run, not compared"
 
 

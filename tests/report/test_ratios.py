@@ -8,7 +8,9 @@ from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Trial
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
+from autotune.search.history import CandidateTrials
 from autotune.search.race import BLOCK
+from autotune.space.candidate import Candidate
 from tests import trials
 from tests.report.told import macro
 from tests.search.scripted import ok
@@ -42,7 +44,7 @@ def test_one_run_each_differs_by_what_is_assumed_of_runs():
     half_width = t_quantile(0.975, assumed.degrees) * error
     assert ratio.low == pytest.approx(1.2 * math.exp(-half_width))
     assert ratio.is_told_apart
-    assert "nothing was run twice" in macro("ratio", ratio)
+    assert "no two runs of one candidate" in macro("ratio", ratio)
 
 
 def test_several_runs_know_more_than_one():
@@ -56,23 +58,29 @@ def test_several_runs_know_more_than_one():
     assert not ratio.is_told_apart
 
 
-def test_the_runs_of_the_comparison_come_before_the_search_s_own(tmp_path):
-    found = [trial(Role.SEARCH, 999.0, tmp_path), trial(Role.CONFIRM, 100.0, tmp_path)]
-    assert [r.samples_per_s for r in telling_runs(found)] == [100.0]
-    assert [r.samples_per_s for r in telling_runs(found[:1])] == [999.0]
-    failed = dataclasses.replace(found[0], result=None)
-    assert telling_runs([failed]) == []
+SEARCHED, LAST = (None, 999.0), BLOCK + 1
 
 
-def test_runs_of_an_earlier_comparison_are_left_out(tmp_path):
-    found = [trial(Role.CONFIRM, 100.0 + n, tmp_path, confirm_round=n) for n in range(BLOCK + 2)]
-    assert [r.samples_per_s for r in telling_runs(found)] == [100.0 + BLOCK, 101.0 + BLOCK]
-
-
-def test_the_search_s_own_trial_is_not_of_round_0(tmp_path):
-    found = [
-        trial(Role.SEARCH, 100.0, tmp_path),
-        trial(Role.CONFIRM, 101.0, tmp_path, confirm_round=0),
-        dataclasses.replace(trial(Role.CONFIRM, 1.0, tmp_path, confirm_round=BLOCK), result=None),
-    ]
-    assert [r.samples_per_s for r in telling_runs(found)] == [100.0, 101.0]
+@pytest.mark.parametrize(
+    ("runs", "telling"),
+    [
+        ([SEARCHED], [999.0]),
+        ([(None, None)], []),
+        ([SEARCHED, (0, 100.0), (1, 101.0)], [100.0, 101.0]),
+        # One that was cut short after a round has said nothing: all runs count.
+        ([SEARCHED, (0, 100.0)], [999.0, 100.0]),
+        ([SEARCHED, (0, 100.0), (BLOCK, None)], [999.0, 100.0]),
+        # An earlier comparison is left out.
+        ([*((n, 100.0 + n) for n in range(BLOCK + 2))], [100.0 + BLOCK, 100.0 + LAST]),
+    ],
+)
+def test_the_last_comparison_tells_before_the_search_s_own_trial(runs, telling, tmp_path):
+    found = []
+    for number, rate in runs:
+        role = Role.SEARCH if number is None else Role.CONFIRM
+        made = trial(role, rate or 1.0, tmp_path, confirm_round=number)
+        found.append(made if rate else dataclasses.replace(made, result=None))
+    tried = CandidateTrials(
+        candidate=Candidate.of({}, world=2, global_batch=8), trials=tuple(found)
+    )
+    assert [run.samples_per_s for run in telling_runs(tried)] == telling

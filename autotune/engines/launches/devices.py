@@ -42,6 +42,8 @@ def misfits(ranks: Ranks, visible: VisibleDevices | None) -> Iterator[Misfit]:
         yield misfit(row, "raised" if ranks.starter else "may_raise", why=ranks.unmet)
     elif ranks.left_nodes:
         yield misfit("left_nodes", nodes=ranks.left_nodes + 1, launcher=launcher)
+    if ranks.idle_nodes:
+        yield misfit("idle_nodes", nodes=format_count(ranks.idle_nodes, "node"))
     if ranks.is_taken:
         yield misfit("taken_port", launcher=launcher, port=ranks.port)
     if ranks.unlisted:

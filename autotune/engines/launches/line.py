@@ -146,6 +146,8 @@ class Ranks:
     """Command that starts the tasks: `srun`, or `mpirun` for those of MPI."""
     left_nodes: int = 0
     """Nodes of a job of Slurm's on which nothing starts the launcher."""
+    idle_nodes: int = 0
+    """Nodes of a job of Slurm's that the hostfile of DeepSpeed's launcher leaves out."""
     unmet: str = ""
     """Why the nodes of torchrun do not find one another; empty: nothing is seen to stop them."""
     port: int = 0
@@ -329,7 +331,8 @@ def ranks_of(
         given, is_read = dict(flags_of(behind)), not any(open_words(behind))
         hosts = [str(given[one]) for one in _REACHING & given.keys() if parts.kind != "torchrun"]
         is_here &= all(map(_LOCAL.fullmatch, hosts))
-        left_nodes = int(slurm.variables_of(step).get("SLURM_NNODES", 1)) - 1 if is_here else 0
+        in_job = int(slurm.variables_of(step).get("SLURM_NNODES", 1))
+        left_nodes = in_job - 1 if is_here else 0
         ranks = replace(ranks, starter=_task_starter(ahead), left_nodes=left_nodes)
         if is_here and is_read and "sbatch" not in ahead:
             port = _port_of(parts.kind, given, variables)
@@ -339,7 +342,8 @@ def ranks_of(
             ranks = replace(ranks, unmet=_unmet(_with_variables(given, variables), ranks))
         hostfile = text_of(str(given.get("hostfile", "")))
         if hostfile and parts.kind == "deepspeed":
-            why = _unlisted(hostfile, given)
+            why, hosts_there = _unlisted(hostfile, given), len(_hosts_of(hostfile)) or in_job
+            ranks = replace(ranks, idle_nodes=max(0, in_job - hosts_there))
             ranks = replace(ranks, unlisted=why, reaches_nodes="no_ssh" not in given)
             ranks = ranks if why else ranks.of(*_on_hosts(_hosts_of(hostfile), given))
         else:

@@ -20,6 +20,7 @@ import yaml
 
 from autotune.base.data import table_beside
 from autotune.base.errors import JobError, RenderError
+from autotune.base.names import misspelt
 from autotune.base.nested import leaves
 from autotune.base.text import named
 from autotune.base.user_text import read_text
@@ -111,6 +112,13 @@ _OF_STAGES: Sequence[str] = _RECIPES["of_stages"]
 PROGRAMS_OF_FIELDS: Mapping[str, Mapping[str, Any]] = _PROGRAMS["of_fields"]
 """Programs whose own settings rules ask for: how each is known, and what it has where nobody says
 (verl and EasyR1: verl/trainer/config; slime: utils/arguments.py)."""
+_ENGINES = {f"model_engine={name}" for name in ("dp", "megatron", "torchtitan", "veomni")}
+"""Words that choose the sections which are recorded."""
+_FIELD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_KEYS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "verl": table_beside(__file__, "verl_keys.json")
+}
+"""Program whose Hydra refuses other keys -> section -> its keys, in all releases from 0.2 on."""
 _HEADER = re.compile(r"^#.*\(Megatron Core (\d+\.\d+)\)", re.MULTILINE)
 """The release in the first line of an export's arguments."""
 _FILE_NAMED = re.compile(r"[\"']([\w./-]+\.(?:json|ya?ml))[\"']")
@@ -456,6 +464,8 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
     swift, command_at = _command_at(words, _SWIFT), _command_at(words, *_TRAINS_OF)
     at = parts_of(words).script_at if command_at is None else command_at
     program, fields = _settings_of_program(words[at:], path)
+    problems, meant = _unknown_keys(program, command.words[at:]) if fields else ([], {})
+    fields = {meant.get(name, name): value for name, value in fields.items()}
     is_other = "engine" in (asked_of := PROGRAMS_OF_FIELDS.get(program, {}))
     overrides = [] if is_other else overrides
     is_overrides = at < len(words) and any(
@@ -506,7 +516,7 @@ def _of_command(command: Command, path: Path, release: str) -> MegatronLaunch | 
         text=command.text,
         given=arguments.given,
         words=given if is_megatrons else (),
-        problems=arguments.problems,
+        problems=[*arguments.problems, *problems],
         unknown=frozenset(arguments.unknown),
         # What it hands on from its own start is nothing where nobody gives it words.
         is_partial=not is_megatrons or not all(map(PASSED_ON.fullmatch, open_texts)),
@@ -562,6 +572,36 @@ def _settings_of_program(words: Sequence[str], path: Path) -> tuple[str, Mapping
             if program.get("tells", "") in ("", *fields):  # the script's name is anybody's
                 return name, fields
     return "", {}
+
+
+def _unknown_keys(
+    program: str, words: Sequence[Word]
+) -> tuple[list[Violation], Mapping[str, str]]:
+    """Keys that a program does not have and that no `+` adds, and those that were meant."""
+    known, found, meant = _KEYS.get(program, {}), list[Violation](), dict[str, str]()
+    engines = {word.text for word in words if word.text.startswith("model_engine=")}
+    for word in words if known and engines <= _ENGINES else ():
+        key, equals, _ = word.text.partition("=")
+        parts = key.split(".") if equals and _FIELD.fullmatch(key) else []
+        sections = {".".join(parts[:depth]): depth for depth in range(len(parts))}
+        # Below a value or a list anything may stand.
+        lacks = (one for one, at in sections.items() if parts[at] not in known.get(one, parts))
+        if (section := next(lacks, None)) is None:
+            continue
+        at = sections[section]
+        near = misspelt(parts[at], known[section])
+        if near:
+            meant[key] = ".".join((*parts[:at], near, *parts[at + 1 :]))
+        problem = Violation(
+            rule="fields.unknown",
+            message=f"{key}: {section or 'its configuration'} of {program} has no {parts[at]}"
+            + (f": did you mean {near}?" if near else " in any release that is known"),
+            fix=f"write {meant[key]}" if near else f"write +{key}, if code reads it",
+            at=(f"@{word.start}",),
+            consequence="raised" if near else "may_raise",
+        )
+        found.append(problem)
+    return found, meant
 
 
 def _configured(

@@ -158,10 +158,7 @@ class Axolotl(FamilyDialect):
     consumer = "axolotl"
     folder = "axolotl"
     file = "axolotl.yaml"
-    heads = (
-        "# What the configuration decides.",
-        "# What is trained, and how: keep your own.",
-    )
+    heads = ("# What the configuration decides.", "# What is trained, and how: keep your own.")
     says = BY_FIELDS
     brings_loop = True
     on_cpu = ("cpu.py",)

@@ -60,6 +60,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         "n_ranked": found.n_ranked,
         "min_fit": found.min_fit,
         "pred_slower_than_first_of_choice": found.slower_than_first,
+        "behind": dict(found.behind),
         "is_in_space": found.is_in_lattice,
         "cheapest_fit": found.cheapest_fit and neighbour_as_dict(found.cheapest_fit),
         "cheapest_legal": found.cheapest_legal and neighbour_as_dict(found.cheapest_legal),

@@ -160,7 +160,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
     base = {n: v for n, v in context.base.items() if n not in context.settled}
     is_above_host = found.host_memory_bytes > ranking.outlook.host_limit_bytes
     counts = ... if is_above_host.all() else ~is_above_host
-    best = ranking.shown(top)
+    best, firsts = ranking.shown(top), ranking.choices.firsts
     more = [rank for rank in _alternatives(ranking) if rank not in best]
     return {
         "ranking": ranking,
@@ -169,7 +169,7 @@ def ranking_values(ranking: Ranking, *, top: int) -> dict[str, Any]:
         "best": [_shown(ranking, rank) for rank in best],
         "more": [_shown(ranking, rank) for rank in more],
         "first_s": float(found.step_time_s[int(ranking.order[0])]),
-        "has_front": any(map(ranking.is_on_front, (*best, *more))),
+        "has_front": any(firsts[rank - 1] in ranking.on_front for rank in (*best, *more)),
         "likeliest": float(found.fit_probability.max()),
         "probable": PROBABLE,
         "least_fit": MIN_FIT,
@@ -394,7 +394,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
         **figures,
         "pred_gpu_hours_per_billion_tokens": hours,
         "pred_price_per_billion_tokens": outlook.token_price(figures["pred_step_time_s"]),
-        "is_on_front": ranking.is_on_front(rank),
+        "is_on_front": index in ranking.on_front,
         "needs": list(ranking.outlook.needs(ranking.candidates[index])),
         "changes_training": [*changes_of(ranking.candidates[index], ranking.outlook.job)],
         "assumed": assumptions(ranking.outlook, ranking.reach, index),

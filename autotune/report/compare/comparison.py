@@ -400,7 +400,7 @@ def _shared(first: str, other: str, stories: Mapping[str, Story]) -> Iterable[di
         twin = twins.get(_identity(tried))
         if twin is None:
             continue
-        runs = telling_runs(tried.trials), telling_runs(twin.trials)
+        runs = telling_runs(tried), telling_runs(twin)
         if not all(runs):
             continue
         ratio = ratio_of(runs[1], runs[0], spreads=(twin.spread, tried.spread))
@@ -476,16 +476,9 @@ _Measured = tuple[CandidateTrials, list[TrialResult]]
 
 
 def _measured(row: CandidateTrials | None) -> _Measured | None:
-    """A row's candidate with the runs of a comparison that came to a result; None: there is none.
-
-    One that was cut short leaves runs, and the candidate stands by its own trial.
-    """
-    if row is None:
-        return None
-    runs = telling_runs(row.trials) if row.figure and row.figure.n_runs > 1 else []
-    if not runs and row.measured is not None:
-        runs = [row.measured]
-    return (row, runs) if runs else None
+    """A row's candidate with the runs that its figure rests on; None: there is none."""
+    runs = [] if row is None else telling_runs(row)
+    return (row, runs) if row and runs else None
 
 
 def _gain(story: Story, best: _Measured, baseline: _Measured) -> Speedup:

@@ -96,7 +96,7 @@ def _ratio(tried: CandidateTrials | None, current: CandidateTrials | None) -> Ra
     """Samples/s over the candidate's own, as everywhere between candidates of one study."""
     if tried is None or current is None:
         return None
-    changed_runs, current_runs = telling_runs(tried.trials), telling_runs(current.trials)
+    changed_runs, current_runs = telling_runs(tried), telling_runs(current)
     if not changed_runs or not current_runs:
         return None
     return ratio_of(changed_runs, current_runs, spreads=(tried.spread, current.spread))

@@ -30,6 +30,8 @@ class Pair:
     """Samples/s of `after` over `before`."""
     is_interleaved: bool
     """Whether both ran in the last final comparison, round by round."""
+    is_proven: bool
+    """Whether they are told apart; apart from that comparison by both intervals, as ties are."""
     memory_bytes: int | None
     """Peak of `after` less that of `before`; None where a meter said nothing."""
 
@@ -111,7 +113,8 @@ def _alike(
 def _pair(
     before: CandidateTrials, after: CandidateTrials, history: History, verdict: Comparison | None
 ) -> Pair:
-    peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
+    figures = [row.figure for row in (after, before) if row.figure]
+    peaks = [figure.peak_memory_bytes for figure in figures]
     of, over = after.candidate.hash, before.candidate.hash
     gain = None
     if verdict is not None and {of, over} <= set(verdict.figures):
@@ -121,14 +124,17 @@ def _pair(
         ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)
     else:
         ratio = ratio_of(
-            telling_runs(after.trials),
-            telling_runs(before.trials),
+            telling_runs(after),
+            telling_runs(before),
             spreads=(history.spread, history.spread),
         )
+    is_apart = not figures[0].overlaps(figures[1])
     return Pair(
         before=before.trial,
         after=after.trial,
         ratio=ratio,
         is_interleaved=gain is not None,
+        is_proven=ratio.is_told_apart
+        and (gain is not None or not figures[0].overlaps(figures[1])),
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )

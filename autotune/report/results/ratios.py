@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
-from autotune.contract import Role, TrialResult
+from autotune.contract import TrialResult
 from autotune.record.answer import Speedup
-from autotune.record.spread import Spread, is_figure, mean_log_rate
-from autotune.record.study import Trial
-from autotune.search.confirm import comparison_of, last_comparison
-from autotune.search.history import counting
+from autotune.record.spread import Spread, mean_log_rate
+from autotune.search.confirm import last_comparison
+from autotune.search.history import CandidateTrials
+from autotune.search.race import MIN_ROUNDS
 
 
 class Basis(StrEnum):
@@ -36,22 +36,17 @@ class Ratio(Speedup):
     """Runs behind the one and behind the other."""
 
 
-def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
-    """The measured runs of one candidate that its figure rests on.
+def telling_runs(tried: CandidateTrials) -> list[TrialResult]:
+    """The measured runs of a candidate that its figure rests on.
 
-    They are those of its last final comparison where there is one: the search's own trial may have
-    been picked for being lucky, and runs of an earlier comparison may be hours older.
+    They are those of its last final comparison where that had rounds enough: the search's own
+    trial may have been picked for being lucky, and runs of an earlier comparison may be hours
+    older.
     """
-    confirmed = [trial for trial in trials if trial.role is Role.CONFIRM]
-    number = last_comparison(confirmed)
-    last = [trial for trial in confirmed if comparison_of(trial) == number]
-    for some in (last, trials):
-        # The search's own trial is of no round, and is none of round 0.
-        rounds = dict.fromkeys(trial.spec.identity.confirm_round for trial in some)
-        runs = [counting([t for t in some if t.spec.identity.confirm_round == n]) for n in rounds]
-        if measured := [run for run in runs if run is not None and is_figure(run)]:
-            return measured
-    return []
+    number = last_comparison(tried.trials)
+    last = [run for n, run in tried.runs.items() if n is not None and n >= number]
+    is_told = len(last) >= MIN_ROUNDS or (last and tried.compared is not None)
+    return last if is_told else [*tried.runs.values()]
 
 
 def ratio_of(

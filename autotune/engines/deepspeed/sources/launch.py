@@ -19,6 +19,7 @@ from autotune.engines.deepspeed.sources.layout import (
 from autotune.engines.launches.line import (
     AXOLOTL,
     NO_RANKS,
+    TRL,
     Ranks,
     VisibleDevices,
     count_in,
@@ -31,6 +32,7 @@ from autotune.engines.launches.line import (
     visible_devices,
 )
 
+_TRLS = "trl.scripts."
 _DATA = (".yaml", ".yml", ".json")
 
 _DEGREES = (
@@ -127,12 +129,16 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
     script = dict(flags_of(to_script))
     name = next(iter(words[parts.script_at :]), "")
+    command = next(iter(to_script), "")
+    if name.startswith(_TRLS):  # the module that its command starts
+        name, command = TRL, name.removeprefix(_TRLS)
     is_factory = PurePath(name).name == "llamafactory-cli"
     trains = not is_factory or to_script[:1] == ["train"]  # others chat, export or serve
     if is_factory:
         if any(word.endswith(_DATA) for word in to_script[:2]):  # it takes no flags behind a file
             script = {f"--{name}": value for name, value in script.items()}
         script |= dict(_settings(to_script))
+    is_axolotl = PurePath(name).name.partition(".")[0] == AXOLOTL  # `--deepspeed` is one more key
     by_accelerate = kind == "accelerate" and PurePath(name).name != AXOLOTL
     accelerates = launcher if by_accelerate else {}
     before = {**around.get("variables", {}), **assigned(words[: parts.script_at])}
@@ -157,7 +163,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         plugin={one: accelerates[one] for one in (*FLAGS, *OF_NODES) if one in accelerates},
         uses_deepspeed=bool(accelerates.get("use_deepspeed")),
         launcher_flags=launcher,
-        command=next(iter(to_script), ""),
+        command=command,
         set=before,
         visible=visible_devices(accelerates, before),
         accelerator="cpu" if accelerates.get("cpu") is True else accelerator_in(before),
@@ -168,7 +174,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
         accelerate_config=text_or_none(accelerates.get("config_file")),
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
-        named=_named_file(to_script, script) if config is None and trains else None,
+        named=_named_file(to_script, script) if trains and (is_axolotl or not config) else None,
         open_words=tuple(open_words(to_script)),
         is_tuned=kind == "deepspeed" and "autotuning" in launcher,
         is_whole=not any(open_words(words[parts.launcher_at + 1 : parts.script_at])),

@@ -1,12 +1,15 @@
 """What a reader or a launcher refuses, or does not follow, before DeepSpeed sees a file."""
 
 import contextlib
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any
+
+from packaging.version import Version
 
 from autotune.base.data import table_beside
 from autotune.base.flags import flag
@@ -26,7 +29,9 @@ from autotune.engines.deepspeed.sources.launch import MEGATRON, LaunchLine
 from autotune.engines.deepspeed.sources.programs import PROGRAMS
 from autotune.engines.deepspeed.sources.reading import (
     COMMANDS,
+    SYNONYMS,
     Source,
+    parsed,
     placeholders,
     trainer_of,
 )
@@ -38,6 +43,7 @@ from autotune.engines.deepspeed.sources.script import (
     loads_first,
     prepares_no_loader,
     reads_name,
+    taken_names,
 )
 from autotune.engines.deepspeed.sources.training import defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
@@ -52,6 +58,10 @@ MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
 """Program -> names of its arguments, in all releases, and what it does with another one."""
+_PARSED = {"transformers": "Trainer", "trl": "TRL"}
+"""Package of classes that a script's parser takes -> whose names these have."""
+_SAME_MEANING: Sequence[Sequence[str]] = PROGRAMS["trainer"]["same_meaning"]
+"""Names of one setting in the programs that hand arguments to Trainer."""
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that spread a model over all devices that a rank sees."""
 _SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
@@ -74,6 +84,7 @@ def refusals(source: Source) -> Iterator[Violation]:
         line, why = no_json(source.text)
         at = (f"@{line}",) * is_hjson
         yield violation_of(rule, *at, path=source.path, reader=reader or consumer, why=why)
+    yield from _misspelt(source)
     yield from (one for one in program_refusals(source) if isinstance(one, Violation))
     is_trainers = consumer is Consumer.TRAINER
     is_both = arguments.get("fp16") is True and arguments.get("bf16") is True
@@ -188,7 +199,6 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
     samples = _compares_samples(source)  # those of `MADE` check TRL's arguments themselves
     trls = ("TRL", *[_SAMPLERS] * (samples is not False)) * (reader not in MADE)
     others = (*trls, "Trainer") if source.consumer is Consumer.TRAINER else ()
-    yield from _misspelt(source, reader)
     programs = [name for name in (reader, *others) if name in _REFUSED]
     for program, row in ((one, row) for one in dict.fromkeys(programs) for row in _REFUSED[one]):
         value_of = partial(_argument, source, reader, program)
@@ -247,27 +257,68 @@ def _compares_samples(source: Source) -> bool | None:
     return None if script is None else any(reads_name(script, one) for one in _SAMPLING)
 
 
-def _misspelt(source: Source, reader: str) -> Iterator[Violation]:
-    """Arguments that a program does not have; those like none of its own newer releases may."""
-    given, known = source.arguments, _NAMES.get(reader)
-    if known is None or known.get("unless") in source.line.set:
+def _misspelt(source: Source) -> Iterator[Violation]:
+    """Arguments that a program or the parsers of a script do not have; newer releases may.
+
+    A name of another program's is one that means the same here.
+    """
+    line, reader = source.line, source.reader or trainer_of(source.arguments, source.line.started)
+    taken = None if source.script is None or line.reader else taken_names(source.script)
+    # A script of another name may be a fork, with arguments of its own.
+    is_whole = line.started in COMMANDS or source.arguments_path is not None
+    code = "" if source.script is None else read_text(source.script)
+    if taken is not None:
+        (names, packages), is_whole, reader = taken, True, PurePath(line.script).name
+        of = [_NAMES[_PARSED[one]] for one in sorted(packages)]
+        known: Mapping[str, Any] = {"consequence": "raised"}
+        given, code = {*line.arguments}, ""
+        names = names.union(*(one["names"] for one in of))
+        gone = _NAMES["Trainer"]["gone"] if of else {}
+    elif reader in _NAMES and (reader != "TRL" or line.started in COMMANDS):
+        known, of, gone = _NAMES[reader], [_NAMES[reader]], {}
+        names, given = frozenset(known["names"]), {*line.arguments, *_written(source)}
+        given |= source.arguments.keys() - SYNONYMS.values()
+    else:
         return
-    names, code = known["names"], "" if source.script is None else read_text(source.script)
-    for name in sorted(given.keys() - names):
-        near = misspelt(name.removeprefix("--"), names) or ""
-        # argparse takes the beginning of a name
-        is_short = name in source.line.arguments and any(one.startswith(name) for one in names)
-        if is_short or near in given or name in code:
+    if known.get("unless") in line.set:
+        return
+    for name in sorted(given - (names - gone.keys())):
+        meant = next((one for one in _SAME_MEANING if name in one), ())
+        near = next((one for one in meant if one in names and one != name), "")
+        near = near or misspelt(name.removeprefix("--"), names - {name} - gone.keys()) or ""
+        # argparse takes the beginning of one name, and transformers' parser a `no_` before it
+        begun = [one for one in names - gone.keys() if one.startswith(name)]
+        is_short = name in line.arguments and len(begun) == 1 and name not in gone
+        is_word = name.removeprefix("--").isidentifier()
+        if is_short or not is_word or name in code or name.removeprefix("no_") in names - {name}:
             continue
+        near, others = ("", near * bool(meant)) if near in given else (near, "")
         facts: dict[str, Any] = {"name": name, "reader": reader, "fix": f"leave {name} out"}
-        facts |= {"guess": " in any release that is known", "consequence": "may_raise"}
+        guess = f": did you mean {near}?" * bool(near) + f": {others} is given" * bool(others)
+        facts |= {"consequence": known["consequence"] if guess or not of else "may_raise"}
+        facts["guess"] = guess or " in any release that is known" * bool(of)
+        if name in gone:
+            facts["consequence"] = _surely(_is_installed(gone[name]))
+            facts["guess"] = f" with transformers {gone[name]} and later{guess}"
         if near:
-            facts |= {"guess": f": did you mean {near}?", "consequence": known["consequence"]}
             facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
-        # A script of another name may be a fork, with arguments of its own.
-        is_own = source.line.started in COMMANDS or source.arguments_path is not None
-        if near or (is_own and known["consequence"] == "raised"):
+        if guess or name in gone or (is_whole and known["consequence"] == "raised"):
             yield violation_of("file.misspelt_argument", **facts)
+
+
+def _written(source: Source) -> frozenset[str]:
+    """Names of arguments as they stand in their file."""
+    path = source.arguments_path
+    data: Any = {} if path is None else parsed(read_text(path), path).data
+    data = look_up(data, ".".join(source.arguments_at)) if source.arguments_at else data
+    return frozenset(map(str, data)) - {"deepspeed"} if isinstance(data, Mapping) else frozenset()
+
+
+def _is_installed(release: str) -> bool:
+    """Whether transformers is installed here in a release, or a later one."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return Version(importlib.metadata.version("transformers")) >= Version(release)
+    return False
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:

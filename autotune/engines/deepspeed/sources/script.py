@@ -27,6 +27,7 @@ _FOR_THE_CPU = ("DeepSpeedCPUAdam", "DeepSpeedCPULion")
 _FOR_DEVICES = ("Adam", "AdamW", "SGD", "Adafactor", "FusedAdam", "FusedLamb", "Lion")
 """Optimizers that DeepSpeed takes from a script beside an offload, and that it refuses."""
 _MAKERS = (*_CLASSES, "parse_args_into_dataclasses")
+_PARSING = ("parse_args_into_dataclasses", "parse_args_and_config")
 _READ = ("parse_args_and_config", "parse_dict", "parse_json_file", "parse_yaml_file")
 _TELL_ZERO = ("Accelerator", "HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig", "Init", *_READ)
 """What beside Trainer's arguments lets `from_pretrained` know of ZeRO from then on."""
@@ -136,39 +137,67 @@ def trains_with(path: Path) -> bool | None:
     return True if is_trainers else None
 
 
-_TAKES_MORE = re.compile("local[_-]rank|parse_known_args|return_remaining_strings")
+_TAKES_MORE = re.compile(
+    r"parse_known_args|return_remaining_strings|_add_action|sys\.argv(\.\w+\(|[^=\n]*(?<![=!<>])=(?!=))"
+)
+"""What lets a script take words that its parsers do not know, or changes them before."""
 
 
 def refuses_rank_flag(path: Path) -> bool:
-    """Whether all parsers of a script are its own, and none of them takes `--local_rank`.
+    """Whether all parsers of a script are its own, and none of them takes `--local_rank`."""
+    taken = taken_names(path)
+    is_read = re.search("local[_-]rank", ast.unparse(_tree(path))) is not None
+    return taken is not None and not (taken[1] or is_read)
 
-    What another module may add to one is not known; nor are the classes of other modules.
+
+def taken_names(path: Path) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Names that the parsers of a script take, and packages of whose classes they take more.
+
+    Returns:
+        None where one of them cannot be read: another module may add to it, or made its classes.
     """
     tree = _tree(path)
     nodes = list(ast.walk(tree))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     of_argparse = any(_calls(tree, "ArgumentParser")) and any(_calls(tree, "parse_args"))
-    name = "parse_args" if of_argparse else "parse_args_into_dataclasses"
-    parsers = {_name(getattr(call.func, "value", call)) for call in _calls(tree, name)}
+    makers = ("ArgumentParser",) if of_argparse else (_PARSER, "TrlParser")
+    parsing = ("parse_args",) if of_argparse else _PARSING
+    asked = [call for name in parsing for call in _calls(tree, name)]
+    parsers = {_name(getattr(call.func, "value", call)) for call in asked} - {""}
+    shared = parsers | _made_by(nodes, "add_argument_group")
     given = [one for call in calls for one in (*call.args, *(k.value for k in call.keywords))]
-    is_shared = (
-        not parsers <= _made_by(nodes, "ArgumentParser")
-        or any(_name(one) in parsers for one in given)
+    flags = [one for call in _calls(tree, "add_argument") for one in call.args]
+    if (
+        not asked
+        or (of_argparse and any(_calls(tree, _PARSER)))
+        or any(call.args or call.keywords for call in asked)
+        or not parsers <= set().union(*(_made_by(nodes, one) for one in makers))
+        or any(_name(one) in shared for one in given)
         or any(one.arg == "parents" for call in calls for one in call.keywords)
-        or any(
-            not isinstance(one, ast.Constant)
-            for call in _calls(tree, "add_argument")
-            for one in call.args
-        )
-    )
-    roots = {node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.bases}
-    classes = {_name(one) for call in _calls(tree, _PARSER) for one in _classes(call)}
-    return (
-        any(_calls(tree, name))
-        and not any(call.args or call.keywords for call in _calls(tree, name))
-        and not (is_shared if of_argparse else classes - roots or not classes)
-        and _TAKES_MORE.search(ast.unparse(tree)) is None
-    )
+        or not all(isinstance(one, ast.Constant) for one in flags)
+        or _TAKES_MORE.search(ast.unparse(tree))
+    ):
+        return None
+    names = {str(one.value) for one in flags if isinstance(one, ast.Constant)}
+    names = {one.lstrip("-").replace("-", "_") for one in names}
+    packages = set[str]()
+    imported = {one.asname or one.name: (module, one.name) for module, one in _imports(tree)}
+    made = [call for one in makers for call in _calls(tree, one)]
+    todo = [] if of_argparse else [one for call in made for one in _classes(call) or (call,)]
+    seen = set[str]()
+    for one in todo:
+        own = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == _name(one)]
+        module, name = imported.get(_name(one), (_name(getattr(one, "value", one)), _name(one)))
+        package = module.partition(".")[0]
+        if isinstance(one, ast.Name) and own and one.id not in seen:
+            seen.add(one.id)
+            todo += [base for node in own for base in node.bases]
+            names |= {field for node in own for field in _fields(node)}
+        elif package in _TRAINERS and (package == "trl" or name in _CLASSES):
+            packages.add(package)
+        elif not (isinstance(one, ast.Name) and (one.id in seen or one.id == "object")):
+            return None
+    return frozenset(names), frozenset(packages)
 
 
 def _made_by(nodes: Sequence[ast.AST], name: str) -> set[str]:

@@ -339,6 +339,9 @@ def _of_line(asked: "_Asked", text: str, unread: str) -> list[Source]:
             return _of_named(line.named, asked, unread)
         except NotADsConfigError:  # arguments alone: accelerate is told the rest
             asked = replace(asked, arguments=named_path(line.named, asked.path))
+    elif line.named is not None:  # the line's own flag names the configuration
+        with contextlib.suppress(RenderError):
+            asked = replace(asked, arguments=named_path(line.named, asked.path))
     name = name or line.accelerate_config
     if name is None and (line.plugin or line.uses_deepspeed):  # accelerate's flags say it all
         config = config_of(NO_FILE, line.plugin)
