@@ -448,10 +448,20 @@ def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeyp
         judged(tmp_path, "#!/bin/bash\nllamafactory-cli webchat factory.yaml\n")
 
 
+def test_a_launch_of_megatron_hides_no_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = f"{DATA['LINES']['swift_alone']} --streaming"
+    (tmp_path / "run.sh").write_text(f"{line}\n{GPT} \\\n {BATCH}\n")
+    swift, gpt = check_file(tmp_path / "run.sh", CheckFlags(megatron_release="0.16"))
+    assert [one.violation.rule for one in swift.found] == ["file.program_refuses"]
+    assert "Megatron-LM" in gpt.about
+
+
 @pytest.mark.parametrize(
     ("program", "name", "says"),
     [
         ("axolotl", "adam_eps", "did you mean adam_epsilon?"),
+        ("LLaMA-Factory", "sequence_parallel_size", "of LLaMA-Factory, but of a fork"),
         ("LLaMA-Factory", "sft_packs", "is no argument of LLaMA-Factory in any release"),
         ("ms-swift", "of_a_fork", "is no argument of ms-swift in any release"),
         ("axolotl", "of_a_plugin", ""),

@@ -55,6 +55,8 @@ _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refus
 """Program -> arguments that it refuses: a condition (`holds`), words, and since when alone."""
 MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
+_OF_FORKS: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["of_forks"]
+"""Program -> arguments of a fork whose command has the same name."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
 """Program -> names of its arguments, in all releases, and what it does with another one."""
@@ -240,7 +242,7 @@ def _is_surely(program: str, source: Source, samples: bool | None) -> bool:
 
 
 def is_programs(data: Mapping[str, Any], reader: str) -> bool:
-    """Whether a file of arguments, which nothing starts, is surely one with which a program trains.
+    """Whether a file of arguments, which nothing starts, is surely a training by a program.
 
     It says what is trained, and has no name that is unlike all of the program's.
     """
@@ -276,7 +278,8 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         gone = _NAMES["Trainer"]["gone"] if of else {}
     elif reader in _NAMES and (reader != "TRL" or line.started in COMMANDS):
         known, of, gone = _NAMES[reader], [_NAMES[reader]], {}
-        names, given = frozenset(known["names"]), {*line.arguments, *_written(source)}
+        names = frozenset([*known["names"], *PROGRAMS["trainer"]["handed_on"].get(reader, ())])
+        given = {*line.arguments, *_written(source)}
         given |= source.arguments.keys() - SYNONYMS.values()
     else:
         return
@@ -300,7 +303,9 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         if name in gone:
             facts["consequence"] = _surely(_is_installed(gone[name]))
             facts["guess"] = f" with transformers {gone[name]} and later{guess}"
-        if near:
+        if name in _OF_FORKS.get(reader, ()):
+            facts |= {"consequence": "may_raise", "guess": ", but of a fork that has its command"}
+        elif near:
             facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
         if guess or name in gone or (is_whole and known["consequence"] == "raised"):
             yield violation_of("file.misspelt_argument", **facts)

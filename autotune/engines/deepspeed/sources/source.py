@@ -216,18 +216,19 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
         return line
     script = _script(line.script, asked)
     names_any = line.config or line.accelerate_config or line.plugin or line.uses_deepspeed
-    values = [one for one in line.arguments.values() if isinstance(one, str)]
+    given = (one for one in line.arguments.values() if isinstance(one, str))
+    values = [one for one in given if Path(one).suffix]  # others are names to a program
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
         with contextlib.suppress(JobError, RenderError, ValueError):  # a quote does not close
-            path, given = named_path(name, script or asked), LaunchLine()
+            path, inside = named_path(name, script or asked), LaunchLine()
             if path.suffix == ".args":
                 words = shlex.split(read_text(path), comments=True)
-                given = launch_of_words([str(script), *words])
-                path = named_path(given.config or "", path)
+                inside = launch_of_words([str(script), *words])
+                path = named_path(inside.config or "", path)
             (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
-            if Consumer.TRAINER in (given.consumer, section.consumer) or not names_any:
-                arguments = {**given.arguments, **line.arguments}
+            if Consumer.TRAINER in (inside.consumer, section.consumer) or not names_any:
+                arguments = {**inside.arguments, **line.arguments}
                 named = replace(line, arguments=arguments, config=None, named=str(path))
                 found[str(path)] = named
     made = None if script is None else made_arguments(script, line.arguments)
@@ -273,7 +274,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         try:
-            sources = _of_line(asked, text, why)
+            sources = _of_line(asked, text, command.unnamed_because)
         except (JobError, RenderError) as error:
             is_others = isinstance(error, NotADsConfigError) and line.config is None
             is_failed = not (is_others or isinstance(error, UnknownNameError))
@@ -288,7 +289,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         raise first or _names_none(shell, text, path)
     others = (
         NotJudged(what=f"the launch of line {number}", why=error.message)
-        for number, error in not_judged.items()
+        for number, error in (failed | not_judged).items()
     )
     last = replace(found[-1], not_judged=(*found[-1].not_judged, *others))
     return [*found[:-1], replace(last, failed_launches=tuple(failed.values()))]
@@ -301,7 +302,7 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         refuse = partial(_not_followed, path, kind, line=command.line, script=script)
         if line.kind and line.open_words and "deepspeed" in text:
-            hint = command.unread_because or f"say the launch with {flag('launch')}"
+            hint = command.unnamed_because or f"say the launch with {flag('launch')}"
             return refuse("open_launch", words=named(line.open_words), hint=hint)
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
@@ -380,9 +381,11 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
     file = _accelerates_file(line, asked.path, asked.accelerate)
-    is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
+    instead = line.runs_instead or file.not_for
+    is_told = instead == "FSDP" or given.get("fsdp") or (reader and given.get("fsdp_config"))
     is_read = script is not None and reads_all_arguments(script)
-    starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
+    is_told_all = line.kind != "accelerate" or instead
+    starts = is_command or (is_told_all and is_read if program else reader in MADE)
     is_open = line.open_words or given.get("accelerate_config")  # TRL's, of any engine
     is_open = is_open or any(name.startswith("ACCELERATE_USE_") for name in line.set)
     made = Source(
@@ -660,13 +663,13 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if Path(line.script).name == "swift" and source.has_deepspeed and is_alone:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
-    starts = {"FORCE_TORCHRUN", "USE_RAY", "USE_KT"} & line.set.keys()
-    if Path(line.script).name == "llamafactory-cli" and source.has_deepspeed and is_alone:
-        if not starts:
-            why = (
-                "where it sees one alone, LLaMA-Factory starts no torchrun, which DeepSpeed needs"
-            )
-            yield NotJudged(what="the devices of the node", why=why)
+    is_factorys = Path(line.script).name == "llamafactory-cli" and source.has_deepspeed
+    if is_factorys and is_alone and not {"FORCE_TORCHRUN", "USE_RAY", "USE_KT"} & line.set.keys():
+        why = "LLaMA-Factory starts no torchrun where it sees one alone, and DeepSpeed needs that"
+        yield NotJudged(what="the devices of the node", why=why)
+    for name in ("NPROC_PER_NODE", "FORCE_TORCHRUN"):
+        if COMMANDS.get(line.started) in MADE and line.set.get(name) == f"${name}":
+            yield NotJudged(what=name, why="a file that is sourced and not read may set it")
 
 
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
