@@ -201,14 +201,10 @@ def check_file(
     if not any(source.has_deepspeed for source in sources):
         launches = launches if is_asked else _launches(path, flags)
     judged = {_line_of(one): one.is_megatrons for one in launches}
-    if launches:
-        judged[None] = False  # one file's own arguments
-    sources = [
-        one
-        for one in sources
-        if (is_sure := judged.get(one.launch_at and one.launch_at[1])) is None
-        or (one.has_deepspeed and not is_sure)
-    ]
+    for one in sources if launches else []:  # those of a file alone are its own arguments
+        is_sure = judged.get(one.launch_at[1]) if one.launch_at else False
+        if is_sure or (is_sure is False and not one.has_deepspeed):
+            sources = [other for other in sources if other is not one]
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]
@@ -223,7 +219,7 @@ def check_file(
     return [*reports, *_of_launches(launches, flags)] if launches else reports
 
 
-def _line_of(launch: "MegatronLaunch") -> int | None:
+def _line_of(launch: "MegatronLaunch") -> int:
     """The line on which the command of a launch begins."""
     lines = launch.text[: launch.start].split("\n")
     while len(lines) > 1 and lines[-2].rstrip().endswith("\\"):

@@ -462,7 +462,7 @@ def test_a_launch_of_megatron_hides_no_other(tmp_path, monkeypatch):
     [
         ("axolotl", "adam_eps", "did you mean adam_epsilon?"),
         ("LLaMA-Factory", "sequence_parallel_size", "of LLaMA-Factory, but of a fork"),
-        ("LLaMA-Factory", "sft_packs", "is no argument of LLaMA-Factory in any release"),
+        ("LLaMA-Factory", "of_a_plugin", "is no argument of LLaMA-Factory in any release"),
         ("ms-swift", "of_a_fork", "is no argument of ms-swift in any release"),
         ("axolotl", "of_a_plugin", ""),
         ("axolotl", "lora_rank", "did you mean lora_r?"),

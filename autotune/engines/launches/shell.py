@@ -203,12 +203,14 @@ class Command:
     @property
     def unread_because(self) -> str:
         """Why not all of it is known, in one line with the way out; empty: all is."""
-        return _because(self.unread)
+        why = named(self.unread, "; ", most=3)
+        return f"{why}: say the launch with {flag('launch')}" if why else ""
 
     @property
     def unnamed_because(self) -> str:
         """Why a file that it names is not known, likewise."""
-        return _because(dict.fromkeys((*self.unread, *self.gone)))
+        unread = tuple(dict.fromkeys((*self.unread, *self.gone)))
+        return replace(self, unread=unread).unread_because
 
     @property
     def fix_of_lost(self) -> str:
@@ -227,11 +229,6 @@ class Command:
             f"the shell takes {self.words[0].text} for a command and does not find it; the "
             f"training starts without {flags}"
         )
-
-
-def _because(doubts: Iterable[str]) -> str:
-    why = named([*doubts], "; ", most=3)
-    return f"{why}: say the launch with {flag('launch')}" if why else ""
 
 
 @dataclass(frozen=True, kw_only=True)

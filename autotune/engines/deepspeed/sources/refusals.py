@@ -55,8 +55,6 @@ _REFUSED: Mapping[str, Sequence[Mapping[str, str]]] = PROGRAMS["trainer"]["refus
 """Program -> arguments that it refuses: a condition (`holds`), words, and since when alone."""
 MADE: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["made"]
 """Program with defaults of its own -> arguments of Trainer's that it makes of others."""
-_OF_FORKS: Mapping[str, Sequence[str]] = PROGRAMS["trainer"]["of_forks"]
-"""Program -> arguments of a fork whose command has the same name."""
 _OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = PROGRAMS["trainer"]["readers_defaults"]
 _NAMES: Mapping[str, Mapping[str, Any]] = table_beside(__file__, "argument_names.json")
 """Program -> names of its arguments, in all releases, and what it does with another one."""
@@ -236,7 +234,7 @@ def _is_surely(program: str, source: Source, samples: bool | None) -> bool:
     """
     if program not in MADE:
         return program != _SAMPLERS or bool(samples)
-    line, word = source.line, program.rpartition("-")[2].lower()
+    line, word = source.line, program.lower().removeprefix("ms-").replace("-", "")
     is_named = source.script is not None and word in read_text(source.script).lower()
     return line.started in COMMANDS or not line.script or line.reader == program or is_named
 
@@ -303,7 +301,7 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         if name in gone:
             facts["consequence"] = _surely(_is_installed(gone[name]))
             facts["guess"] = f" with transformers {gone[name]} and later{guess}"
-        if name in _OF_FORKS.get(reader, ()):
+        if name in PROGRAMS["trainer"]["of_forks"].get(reader, ()):
             facts |= {"consequence": "may_raise", "guess": ", but of a fork that has its command"}
         elif near:
             facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"

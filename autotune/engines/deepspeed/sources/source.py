@@ -216,19 +216,19 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
         return line
     script = _script(line.script, asked)
     names_any = line.config or line.accelerate_config or line.plugin or line.uses_deepspeed
-    given = (one for one in line.arguments.values() if isinstance(one, str))
-    values = [one for one in given if Path(one).suffix]  # others are names to a program
+    texts = (one for one in line.arguments.values() if isinstance(one, str))
+    values = [one for one in texts if Path(one).suffix]  # others are names to a program
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
         with contextlib.suppress(JobError, RenderError, ValueError):  # a quote does not close
-            path, inside = named_path(name, script or asked), LaunchLine()
+            path, given = named_path(name, script or asked), LaunchLine()
             if path.suffix == ".args":
                 words = shlex.split(read_text(path), comments=True)
-                inside = launch_of_words([str(script), *words])
-                path = named_path(inside.config or "", path)
+                given = launch_of_words([str(script), *words])
+                path = named_path(given.config or "", path)
             (section, *_) = sections_of(read_text(path), path, line, has_accelerate=False)
-            if Consumer.TRAINER in (inside.consumer, section.consumer) or not names_any:
-                arguments = {**inside.arguments, **line.arguments}
+            if Consumer.TRAINER in (given.consumer, section.consumer) or not names_any:
+                arguments = {**given.arguments, **line.arguments}
                 named = replace(line, arguments=arguments, config=None, named=str(path))
                 found[str(path)] = named
     made = None if script is None else made_arguments(script, line.arguments)
