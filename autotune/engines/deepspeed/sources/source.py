@@ -663,6 +663,7 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if Path(line.script).name == "swift" and source.has_deepspeed and is_alone:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
+    is_alone = not line.kind and line.visible is None and source.per_node == 1
     is_factorys = Path(line.script).name == "llamafactory-cli" and source.has_deepspeed
     if is_factorys and is_alone and not {"FORCE_TORCHRUN", "USE_RAY", "USE_KT"} & line.set.keys():
         why = "LLaMA-Factory starts no torchrun where it sees one alone, and DeepSpeed needs that"
