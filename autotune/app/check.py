@@ -188,17 +188,23 @@ def check_file(
     """
     is_asked = may_launch(path) or (flags.launch is not None and path.suffix == ".py")
     launches = _launches(path, flags) if is_asked else []
-    if any(launch.is_megatrons for launch in launches):
-        return _of_launches(launches, flags)
     try:
         sources = _read(path, flags)
-    except NotADsConfigError as error:
+    except (JobError, RenderError) as error:
+        if any(launch.is_megatrons for launch in launches):
+            return _of_launches(launches, flags)
+        if not isinstance(error, NotADsConfigError):
+            raise
         if launches := launches if is_asked else _launches(path, flags):  # settings, too
             return _of_launches(launches, flags)
         raise _of_megatron(error) from error
     if not any(source.has_deepspeed for source in sources):
         launches = launches if is_asked else _launches(path, flags)
-        sources = [] if launches else sources
+    judged = {_line_of(one): one.is_megatrons for one in launches}
+    for one in sources if launches else []:  # those of a file alone are its own arguments
+        is_sure = judged.get(one.launch_at[1]) if one.launch_at else False
+        if is_sure or (is_sure is False and not one.has_deepspeed):
+            sources = [other for other in sources if other is not one]
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]
@@ -211,6 +217,14 @@ def check_file(
         if fix and write_fix(report) and number + 1 < len(sources):
             sources = _read(path, flags)  # the text of the others has moved
     return [*reports, *_of_launches(launches, flags)] if launches else reports
+
+
+def _line_of(launch: "MegatronLaunch") -> int:
+    """The line on which the command of a launch begins."""
+    lines = launch.text[: launch.start].split("\n")
+    while len(lines) > 1 and lines[-2].rstrip().endswith("\\"):
+        lines.pop()
+    return len(lines)
 
 
 def _of_launches(launches: Sequence["MegatronLaunch"], flags: CheckFlags) -> list[CheckReport]:

@@ -448,11 +448,21 @@ def test_a_command_that_does_not_train_starts_no_configuration(tmp_path, monkeyp
         judged(tmp_path, "#!/bin/bash\nllamafactory-cli webchat factory.yaml\n")
 
 
+def test_a_launch_of_megatron_hides_no_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = f"{DATA['LINES']['swift_alone']} --streaming"
+    (tmp_path / "run.sh").write_text(f"{line}\n{GPT} \\\n {BATCH}\n")
+    swift, gpt = check_file(tmp_path / "run.sh", CheckFlags(megatron_release="0.16"))
+    assert [one.violation.rule for one in swift.found] == ["file.program_refuses"]
+    assert "Megatron-LM" in gpt.about
+
+
 @pytest.mark.parametrize(
     ("program", "name", "says"),
     [
         ("axolotl", "adam_eps", "did you mean adam_epsilon?"),
-        ("LLaMA-Factory", "sft_packs", "is no argument of LLaMA-Factory in any release"),
+        ("LLaMA-Factory", "sequence_parallel_size", "of LLaMA-Factory, but of a fork"),
+        ("LLaMA-Factory", "of_a_plugin", "is no argument of LLaMA-Factory in any release"),
         ("ms-swift", "of_a_fork", "is no argument of ms-swift in any release"),
         ("axolotl", "of_a_plugin", ""),
         ("axolotl", "lora_rank", "did you mean lora_r?"),
@@ -496,10 +506,23 @@ def test_ranks_that_a_refusal_asks_for_are_asked_for(tmp_path):
     )
 
 
-def test_a_file_of_arguments_that_trains_nothing_is_none(tmp_path):
-    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(DATA["SETTINGS"]["LLaMA-Factory"]))
+@pytest.mark.parametrize("settings", DATA["ANYBODYS"])
+def test_a_file_of_arguments_that_is_no_certain_training_is_none(tmp_path, settings):
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(settings))
     with pytest.raises(JobError, match="arguments without a deepspeed key"):
         check_file(tmp_path / "chat.yaml", CheckFlags(world=2))
+
+
+@pytest.mark.parametrize(("text", "would_run", "rules"), DATA["ENGINES"])
+def test_a_program_and_an_engine_are_told_where_they_are_certain(
+    tmp_path, monkeypatch, text, would_run, rules
+):
+    monkeypatch.chdir(tmp_path)
+    if would_run == "none":
+        with pytest.raises(JobError, match="is no DeepSpeed configuration"):
+            judged(tmp_path, f"#!/bin/bash\n{text}\n")
+    else:
+        assert judged(tmp_path, f"#!/bin/bash\n{text}\n")[:2] == (would_run, set(rules))
 
 
 @pytest.mark.parametrize(("program", "clash", "mend", "rule"), DATA["CLASHES"])

@@ -154,6 +154,8 @@ class Command:
     """The commands that hand it to a shell as a text; empty: it stands in the file itself."""
     unread: tuple[str, ...] = ()
     """Why words of it are not known, or may be others: lines that decide, files not read."""
+    gone: tuple[str, ...] = ()
+    """Files before it that are not read, in words."""
     defaults: Mapping[int, str] = field(default_factory=dict)
     """Number of a word -> the default of a variable in it, in words."""
     assumed: tuple[str, ...] = ()
@@ -200,6 +202,12 @@ class Command:
         """Why not all of it is known, in one line with the way out; empty: all is."""
         why = named(self.unread, "; ", most=3)
         return f"{why}: say the launch with {flag('launch')}" if why else ""
+
+    @property
+    def unnamed_because(self) -> str:
+        """Why a file that it names is not known, likewise."""
+        unread = tuple(dict.fromkeys((*self.unread, *self.gone)))
+        return replace(self, unread=unread).unread_because
 
     @property
     def fix_of_lost(self) -> str:
@@ -1043,6 +1051,7 @@ class _Reader:
             variables={**self._around(), **assigned} if assigned else self._around(),
             within=here.within,
             unread=tuple(dict.fromkeys(filter(None, unread))),
+            gone=tuple(self._gone),
             defaults={n: at[one.end] for n, one in enumerate(words) if one.end in at},
             assumed=tuple(self._assumed),
             options=self._options,

@@ -101,6 +101,12 @@ class LaunchLine:
     batch. 0: the line has a variable there."""
 
     @property
+    def runs_instead(self) -> str:
+        """Name of what `accelerate launch` is told to start instead of DeepSpeed, if it is."""
+        flags = self.launcher_flags if self.kind == "accelerate" else {}
+        return "FSDP" if flags.get("use_fsdp") else "MULTI_GPU" if flags.get("multi_gpu") else ""
+
+    @property
     def started(self) -> str:
         """The name of its script and the word behind: `trl grpo`."""
         return f"{PurePath(self.script).name} {self.command}"
@@ -128,6 +134,7 @@ def launch_of_words(words: Sequence[str], **around: Any) -> LaunchLine:
     to_script = [words[number] for number in parts.script_flags]
     launcher = dict(flags_of([words[number] for number in parts.launcher_flags]))
     script = dict(flags_of(to_script))
+    script = {one: value for one, value in script.items() if one[:9] != "deepspeed" or value != ""}
     name = next(iter(words[parts.script_at :]), "")
     command = next(iter(to_script), "")
     if name.startswith(_TRLS):  # the module that its command starts

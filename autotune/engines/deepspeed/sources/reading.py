@@ -207,13 +207,14 @@ class Source:
         """Settings of FSDP, without a prefix of their names; empty where it does not train."""
         given, file = self.arguments, self.accelerate
         is_axolotls = self.reader == AXOLOTL and given.get("fsdp_config")
-        if not (file.not_for == "FSDP" or given.get("fsdp") or is_axolotls):
+        if not (self.runs_instead == "FSDP" or given.get("fsdp") or is_axolotls):
             return {}
         settings = {"version": given.get("fsdp_version")}
         for place in (file.data, given):
             if isinstance(section := place.get("fsdp_config"), Mapping):
                 settings |= {str(name).removeprefix("fsdp_"): section[name] for name in section}
-        return settings
+        flags = self.line.launcher_flags.items()
+        return settings | {n.removeprefix("fsdp_"): one for n, one in flags if "fsdp_" in n[:5]}
 
     @property
     def not_for(self) -> str:
@@ -224,6 +225,11 @@ class Source:
         by_script = {"deepspeed", "deepspeed_config"} & self.arguments.keys()
         is_read = by_script and self.path != self.accelerate.path
         return "" if self.line.uses_deepspeed or is_read else self.accelerate.not_for
+
+    @property
+    def runs_instead(self) -> str:
+        """As of `AccelerateFile.not_for`; flags of `accelerate launch` overrule its YAML."""
+        return self.line.runs_instead or self.accelerate.not_for
 
     @property
     def is_tuned(self) -> bool | None:

@@ -67,6 +67,8 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _SAMPLERS, _SAMPLING = "TRL's GRPO or RLOO", ("GRPOConfig", "RLOOConfig")
 _PIPELINES = ("pretrain_gpt.py", "finetune_llama.py")
 """Scripts of Megatron-DeepSpeed that make a PipelineModule also of one stage."""
+_OF_FILES: Mapping[str, str] = PROGRAMS["trainer"]["files_that_train"]
+"""Program -> a condition (`holds`) of the files with which it trains."""
 ASK_TO_TRAIN = frozenset(PROGRAMS["trainer"]["ask_for_do_train"])
 """Programs, and what nobody names, that train only where `do_train` is given."""
 
@@ -216,13 +218,35 @@ def program_refusals(source: Source) -> Iterator[Violation | NotJudged]:
         yield violation_of(
             "file.program_refuses",
             name,
-            consequence=_surely(is_sure and (program != _SAMPLERS or bool(samples))),
+            consequence=_surely(is_sure and _is_surely(program, source, samples)),
             name=name,
             value=shown(name, value_of(name)),
             reader=program + since,
             beside=filled(row.get("beside", "DeepSpeed"), value_of),
             way=filled(row.get("way", "DeepSpeed"), value_of),
         )
+
+
+def _is_surely(program: str, source: Source, samples: bool | None) -> bool:
+    """Whether a program is certain to be who takes the arguments.
+
+    A script may have some of the same names, unless its code speaks of the program.
+    """
+    if program not in MADE:
+        return program != _SAMPLERS or bool(samples)
+    line, word = source.line, program.lower().removeprefix("ms-").replace("-", "")
+    is_named = source.script is not None and word in read_text(source.script).lower()
+    return line.started in COMMANDS or not line.script or line.reader == program or is_named
+
+
+def is_programs(data: Mapping[str, Any], reader: str) -> bool:
+    """Whether a file of arguments, which nothing starts, is surely a training by a program.
+
+    It says what is trained, and has no name that is unlike all of the program's.
+    """
+    names = _NAMES.get(reader, {"names": data})["names"]
+    is_meant = reader in _OF_FILES and holds(_OF_FILES[reader], data.get)
+    return is_meant and all(name in names or misspelt(name, names) for name in data)
 
 
 def _compares_samples(source: Source) -> bool | None:
@@ -252,7 +276,8 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         gone = _NAMES["Trainer"]["gone"] if of else {}
     elif reader in _NAMES and (reader != "TRL" or line.started in COMMANDS):
         known, of, gone = _NAMES[reader], [_NAMES[reader]], {}
-        names, given = frozenset(known["names"]), {*line.arguments, *_written(source)}
+        names = frozenset([*known["names"], *PROGRAMS["trainer"]["handed_on"].get(reader, ())])
+        given = {*line.arguments, *_written(source)}
         given |= source.arguments.keys() - SYNONYMS.values()
     else:
         return
@@ -276,7 +301,9 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         if name in gone:
             facts["consequence"] = _surely(_is_installed(gone[name]))
             facts["guess"] = f" with transformers {gone[name]} and later{guess}"
-        if near:
+        if name in PROGRAMS["trainer"]["of_forks"].get(reader, ()):
+            facts |= {"consequence": "may_raise", "guess": ", but of a fork that has its command"}
+        elif near:
             facts["fix"] = f"write {near}=..." if name.startswith("-") else f"rename it to {near}"
         if guess or name in gone or (is_whole and known["consequence"] == "raised"):
             yield violation_of("file.misspelt_argument", **facts)

@@ -378,6 +378,17 @@ def made_arguments(path: Path, given: Mapping[str, Any]) -> MadeArguments | None
     return MadeArguments(known=known, unknown=None if is_open else frozenset(named))
 
 
+def reads_all_arguments(path: Path) -> bool:
+    """Whether Trainer's arguments all stand in a script or on its line, none of DeepSpeed's."""
+    tree, made = _tree(path), made_arguments(path, {})
+    is_whole = own_defaults(path) is not None if made is None else made.unknown is not None
+    return (
+        is_whole
+        and not any(any(_calls(tree, name)) for name in _READ[1:])
+        and "deepspeed" not in ast.unparse(tree)
+    )
+
+
 def _value(node: ast.expr, flags: Mapping[str, Any], constants: Mapping[str, Any]) -> Any:
     """The value of an argument: a literal, the name of one, or a flag of the script's parser.
 

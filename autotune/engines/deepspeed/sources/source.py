@@ -52,6 +52,7 @@ from autotune.engines.deepspeed.sources.refusals import (
     ASK_TO_TRAIN,
     MADE,
     device_violations,
+    is_programs,
     of_misfit,
     program_refusals,
     refusals,
@@ -61,6 +62,7 @@ from autotune.engines.deepspeed.sources.script import (
     made_arguments,
     own_defaults,
     pipeline_stages,
+    reads_all_arguments,
     reads_first_word,
     refuses_rank_flag,
     trains_with,
@@ -213,7 +215,8 @@ def _with_own_file(line: LaunchLine, asked: Path) -> LaunchLine:
         return line
     script = _script(line.script, asked)
     names_any = line.config or line.accelerate_config or line.plugin or line.uses_deepspeed
-    values = [one for one in line.arguments.values() if isinstance(one, str)]
+    texts = (one for one in line.arguments.values() if isinstance(one, str))
+    values = [one for one in texts if Path(one).suffix]  # others are names to a program
     found: dict[str, LaunchLine] = {}
     for name in (*(() if script is None else files_named(script)), *values):
         with contextlib.suppress(JobError, RenderError, ValueError):  # a quote does not close
@@ -269,7 +272,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         why = command.unread_because
         unread = [NotJudged(what="what the launch is given", why=why)] if why else []
         try:
-            sources = _of_line(asked, text, why)
+            sources = _of_line(asked, text, command.unnamed_because)
         except (JobError, RenderError) as error:
             is_others = isinstance(error, NotADsConfigError) and line.config is None
             is_failed = not (is_others or isinstance(error, UnknownNameError))
@@ -284,7 +287,7 @@ def _of_shell(text: str, path: Path, *, world: int | None, given: Consumer | Non
         raise first or _names_none(shell, text, path)
     others = (
         NotJudged(what=f"the launch of line {number}", why=error.message)
-        for number, error in not_judged.items()
+        for number, error in (failed | not_judged).items()
     )
     last = replace(found[-1], not_judged=(*found[-1].not_judged, *others))
     return [*found[:-1], replace(last, failed_launches=tuple(failed.values()))]
@@ -297,7 +300,7 @@ def _names_none(shell: "ShellText", text: str, path: Path) -> NotADsConfigError:
         script = "the script" if UNKNOWN.search(line.script) else line.script or "the script"
         refuse = partial(_not_followed, path, kind, line=command.line, script=script)
         if line.kind and line.open_words and "deepspeed" in text:
-            hint = command.unread_because or f"say the launch with {flag('launch')}"
+            hint = command.unnamed_because or f"say the launch with {flag('launch')}"
             return refuse("open_launch", words=named(line.open_words), hint=hint)
         flags = _OF_MEGATRON_DEEPSPEED & line.arguments.keys()
         if line.kind and flags and "deepspeed" not in line.arguments:
@@ -356,27 +359,33 @@ def _of_trainer_alone(asked: "_Asked", text: str) -> list[Source]:
     """The training of a line, or of a file of arguments, without DeepSpeed; empty: none is seen.
 
     A file alone is taken as its program's own command starts it. It may have DeepSpeed where
-    accelerate is told elsewhere, or a script speaks of it or is not there.
+    accelerate is told elsewhere, or not all arguments are seen.
     """
     line, named = asked.line, asked.arguments
     script, program = _script(line.script, asked.path), Path(line.script).name
     data = {} if named is None else parsed(read_text(named), named).data
     given = {**data, **line.arguments}
     reader, is_command = trainer_of(given, line.started), line.started in COMMANDS
-    is_readers = reader in MADE or (reader != "" and (script is None or trains_with(script)))
+    if not is_command and not (
+        trains_with(script) if script is not None else program or is_programs(data, reader)
+    ):
+        return []  # a file may be anybody's, and a script that is there is its user's own
     trains = given.get("do_train") is True or reader not in ASK_TO_TRAIN
     evidence = _trainers_evidence(line, script, [*line.arguments]) if program else ""
     if is_command:
         evidence = line.started
-    elif is_readers and trains and ("train" in program or not program):
+    elif reader and trains and ("train" in program or not program):
         evidence = f"{named or 'the launch line'} has arguments of {reader}"
     if not evidence or "global_batch_size" in given:  # Megatron's, with which ms-swift trains, too
         return []
     file = _accelerates_file(line, asked.path, asked.accelerate)
-    is_told = file.not_for or given.get("fsdp") or (reader and given.get("fsdp_config"))
-    is_read = reader or (script is not None and "deepspeed" not in read_text(script))
-    starts = is_command or (line.kind != "accelerate" and is_read if program else reader in MADE)
+    instead = line.runs_instead or file.not_for
+    is_told = instead == "FSDP" or given.get("fsdp") or (reader and given.get("fsdp_config"))
+    is_read = script is not None and reads_all_arguments(script)
+    is_told_all = line.kind != "accelerate" or instead
+    starts = is_command or (is_told_all and is_read if program else reader in MADE)
     is_open = line.open_words or given.get("accelerate_config")  # TRL's, of any engine
+    is_open = is_open or any(name.startswith("ACCELERATE_USE_") for name in line.set)
     made = Source(
         path=asked.path,
         text=text,
@@ -631,7 +640,7 @@ def _without_deepspeed(source: Source) -> Iterator[NotJudged]:
 
 
 def _unread_devices(source: Source) -> Iterator[NotJudged]:
-    """Devices of a hostfile that is not there, or of a node that ms-swift asks itself.
+    """Devices of a hostfile that is not there, or of a node that a program asks itself.
 
     launcher/runner.py: fetch_hostfile.
     """
@@ -644,10 +653,18 @@ def _unread_devices(source: Source) -> Iterator[NotJudged]:
     if line.kind == "deepspeed" and type(n_nodes) is int and n_nodes > 1:
         why = "the line names no --hostfile, and without that file DeepSpeed's launcher refuses it"
         yield NotJudged(what="the nodes of /job/hostfile", why=why)
-    is_swifts = Path(line.script).name == "swift" and source.has_deepspeed
-    if is_swifts and not line.kind and line.visible is None and line.ranks.world == 1:
+    is_alone = not line.kind and line.visible is None and line.ranks.world == 1
+    if Path(line.script).name == "swift" and source.has_deepspeed and is_alone:
         why = "the line does not set it: where it sees several devices, ms-swift refuses DeepSpeed"
         yield NotJudged(what="NPROC_PER_NODE", why=why)
+    is_alone = not line.kind and line.visible is None and source.per_node == 1
+    is_factorys = Path(line.script).name == "llamafactory-cli" and source.has_deepspeed
+    if is_factorys and is_alone and not {"FORCE_TORCHRUN", "USE_RAY", "USE_KT"} & line.set.keys():
+        why = "LLaMA-Factory starts no torchrun where it sees one alone, and DeepSpeed needs that"
+        yield NotJudged(what="the devices of the node", why=why)
+    for name in ("NPROC_PER_NODE", "FORCE_TORCHRUN"):
+        if COMMANDS.get(line.started) in MADE and line.set.get(name) == f"${name}":
+            yield NotJudged(what=name, why="a file that is sourced and not read may set it")
 
 
 def _unread_trainer(source: Source) -> Iterator[NotJudged]:
