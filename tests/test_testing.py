@@ -386,8 +386,6 @@ def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> No
 
 ON_CLUSTERS = {("fleet", "ray"), ("fleet", "slurm")}
 """What only runs in a cluster, where `tests/fleet/transports/` tries it."""
-OF_STUDIES = {("dialect", "optuna")}
-"""A dialect of whole studies: `tests/report/test_optuna_storage.py` tries it."""
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:
@@ -400,5 +398,5 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
     }
     tests = [value for name, value in globals().items() if name.startswith("Test")]
     held = {(one.kind, one.name) for one in tests if issubclass(one, Contract)}
-    assert held | ON_CLUSTERS | OF_STUDIES == shipped
-    assert not held & (ON_CLUSTERS | OF_STUDIES)
+    assert held | ON_CLUSTERS == shipped
+    assert not held & ON_CLUSTERS

@@ -14,8 +14,8 @@ from autotune.base.text import Say
 from autotune.contract import RANKS_DIR, ContractError, Origin, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.export.base import Handout, Patched, RecordDialect
-from autotune.export.door import export_handout, export_record, find_dialect, handout_of, patched
+from autotune.export.base import Handout, Patched
+from autotune.export.door import export_handout, find_dialect, handout_of, patched
 from autotune.fleet.base import THIS_MACHINE
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
@@ -208,24 +208,18 @@ def export_study(
     allow_loss_drift: bool = False,
     note: Say = lambda _: None,
 ) -> list[Path]:
-    """Write the files that a study hands out, or those of one trial; or the study itself.
+    """Write the files that a study hands out, or those of one trial.
 
     The dialect `to`, else the engine's own, says which files, and `launcher`, else the dialect's
-    own, starts them. They go into the folder `out`: the file, for a dialect of whole studies.
-    Other arguments are as of `find_chosen`.
+    own, starts them. They go into the folder `out`. Other arguments are as of `find_chosen`.
 
     Raises:
-        StudyError: As `find_chosen`; or a study is asked for with a trial, or cannot be written.
+        StudyError: As `find_chosen`.
         JobError: The study's job cannot be read any more, or there is no such dialect or launcher.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    dialect = None if to is None else find_dialect(to, study.facts().engine)
-    if isinstance(dialect, RecordDialect):
-        assert to is not None, "a dialect was found by it"
-        _check_measured(study, study.facts())
-        if trial is not None:
-            raise StudyError.of("app.whole_study", to=to, trial=trial)
-        return export_record(study, out, to=to, dialect=dialect)
+    if to is not None:
+        find_dialect(to, study.facts().engine)
     handout = find_chosen(study, trial=trial, allow_loss_drift=allow_loss_drift, note=note).handout
     return export_handout(handout, out, to=to, launcher=launcher)
 

@@ -70,7 +70,6 @@ class MegatronReport(CheckReport):
         return ""
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
-        """For JSON; as of `CheckReport.to_dict`."""
         found = super().to_dict(fixed=fixed)
         found |= {"consumer": _READER, "consumer_because": "its script"}
         found |= {"megatron": self.release, "megatron_because": self.release_because}

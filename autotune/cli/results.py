@@ -172,7 +172,7 @@ def export(
     yes: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Write the best configuration's files, or the study for Optuna.
+    """Write the best configuration's files.
 
     With --patch, show what changes in your own files, ask, and write that.
     """

@@ -250,7 +250,6 @@ class Margin(PlanColumns):
         return tuple(map(float, ends))  # type: ignore[return-value]
 
     def slower_at(self, index: int) -> float:
-        """`slower` of one prediction."""
         return float(np.broadcast_to(self.slower, self.step_time.low.shape)[index])
 
     def evidence_at(self, index: int) -> str:

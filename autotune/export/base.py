@@ -32,7 +32,6 @@ from autotune.job.job import Job
 from autotune.record.answer import Speedup, Standing
 from autotune.record.guard import GuardVerdict
 from autotune.record.soak import SoakResult, digest_of
-from autotune.record.study import Study
 from autotune.space.candidate import Candidate
 
 
@@ -260,20 +259,6 @@ class Subject:
     """Command that builds what its ranks load: see `Engine.preparation`."""
     n_params: int | None = None
     """None: nobody knows how large a checkpoint will be."""
-
-
-class RecordDialect(ABC):
-    """One consumer's file of a whole study, with no configuration chosen."""
-
-    mark: ClassVar[bytes]
-
-    @abstractmethod
-    def text(self, study: Study) -> str:
-        """The file.
-
-        Raises:
-            StudyError: The record cannot be read.
-        """
 
 
 @contextlib.contextmanager

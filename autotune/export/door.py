@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import RenderError, StudyError
-from autotune.base.files import refuse_foreign, write_text
+from autotune.base.errors import RenderError
+from autotune.base.files import write_text
 from autotune.base.flags import flag
 from autotune.base.plugins import load_plugin, plugin_names, suiting_names
 from autotune.base.private import refuse_prepared
@@ -26,13 +26,11 @@ from autotune.export.base import (
     Launcher,
     NodeLauncher,
     Patched,
-    RecordDialect,
     Subject,
     reading_export,
 )
 from autotune.export.readme import README_FILE, figures_file, with_claim
 from autotune.job.job import Job
-from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.space.candidate import Candidate, layout_of
 from autotune.space.knobs import choices_of
@@ -44,7 +42,7 @@ MARKER_VERSION = 1
 PREDICTION_FILE = "prediction.json"
 
 
-def find_dialect(name: str, engine: str = "") -> Dialect | RecordDialect:
+def find_dialect(name: str, engine: str = "") -> Dialect:
     """An installed dialect by its name, which a release of its consumer may follow: `NAME@0.16`.
 
     Raises:
@@ -52,11 +50,11 @@ def find_dialect(name: str, engine: str = "") -> Dialect | RecordDialect:
             given.
     """
 
-    def suits(one: Dialect | RecordDialect) -> bool:
-        return isinstance(one, RecordDialect) or not engine or engine in one.engines
+    def suits(one: Dialect) -> bool:
+        return not engine or engine in one.engines
 
     plugin = name.partition("@")[0]
-    found: Dialect | RecordDialect = load_plugin("dialect", plugin, where=flag("to"), suits=suits)
+    found: Dialect = load_plugin("dialect", plugin, where=flag("to"), suits=suits)
     return found
 
 
@@ -68,8 +66,6 @@ def suited_dialect(to: str, engine: str) -> Dialect:
         RenderError: It writes none of that engine's, or not for one release.
     """
     asked, dialect = f"{flag('to')} {to}", find_dialect(to, engine)
-    if isinstance(dialect, RecordDialect):
-        raise RenderError.of("export.whole_study", asked=asked, to=to)
     if engine not in dialect.engines:
         forms = suiting_names("dialect", lambda one: engine in getattr(one, "engines", ()))
         raise RenderError(
@@ -257,25 +253,6 @@ def can_start(dialect: Dialect, launcher: str) -> bool:
     if isinstance(load_plugin("launcher", launcher), NodeLauncher):
         return bool(dialect.launcher) or dialect.script == "launch.sh"
     return launcher == dialect.launcher or not dialect.only_launcher
-
-
-def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:
-    """Write a study as one file by a dialect, `to`; that of an earlier export is replaced.
-
-    Raises:
-        StudyError: The record cannot be read, or the file cannot be written, or is there and is
-            somebody else's.
-    """
-    if path.is_dir():
-        raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
-    refuse_foreign(path, dialect.mark, f"by `autotune export --to {to}`")
-    hint = "name a file in a folder that you may write with --out"
-    try:
-        text = dialect.text(study)
-    except OSError as error:  # a dialect may need files of its own on the way
-        raise StudyError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
-    write_text(path, text, error=StudyError, hint=hint)
-    return [path]
 
 
 def write_export(

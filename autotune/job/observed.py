@@ -186,7 +186,6 @@ class Observed(Stored):
         return is_meant and place is not None and not self.names(place[0])
 
     def names(self, path: str) -> bool:
-        """Whether a word of the command is a file."""
         words = (os.path.join(self.folder, word.rpartition("=")[2]) for word in self.command)
         return path in map(os.path.abspath, words)
 

@@ -133,7 +133,6 @@ class Lattice:
 
     @cached_property
     def table(self) -> Table:
-        """The candidates' knobs in columns."""
         if isinstance(self.candidates, CandidateRows):
             return self.candidates.table
         return table_of([candidate.values for candidate in self.candidates])

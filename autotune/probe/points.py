@@ -59,7 +59,6 @@ class Point:
         return float(m * k + k * n + m * n)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file keeps it, in microseconds."""
         about = {
             "dtype": self.dtype,
             "shape": list(self.shape),

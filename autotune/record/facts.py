@@ -58,7 +58,6 @@ class BaselineFacts:
         return self.candidate_hash is not None and any(p.by_platform for p in self.passed_over)
 
     def words_for(self, candidate_hash: str) -> str | None:
-        """Relation of a candidate to the baseline; None: it has none."""
         for passed in self.passed_over:
             if passed.candidate_hash == candidate_hash:
                 return f"passed over: {passed.why}"

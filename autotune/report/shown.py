@@ -35,7 +35,6 @@ class Shown(Generic[Value]):
         )
 
     def as_dict(self) -> Any:
-        """The same as `--json` prints."""
         return self.data()
 
     def __str__(self) -> str:

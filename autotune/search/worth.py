@@ -65,7 +65,6 @@ class Way(Session):
         return self.start_engine if candidate == self.baseline else self.engine
 
     def words(self, change: str) -> str:
-        """`zero.stage=3`."""
         return f"{change}={format_value(self.target.get(change))}"
 
 

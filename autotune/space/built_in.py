@@ -29,7 +29,6 @@ class BuiltIn(WorkloadPlugin):
     applies = dict.fromkeys((*NEUTRAL, "pp", "sp"), "code")
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
-        """See `WorkloadPlugin.workload`."""
         return Workload(
             model=job.model_with(candidate.layers).source,
             seq_len=job.seq_len,

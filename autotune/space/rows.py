@@ -56,7 +56,6 @@ class CandidateRows(Sequence[Candidate]):
         return row
 
     def find(self, candidate: Candidate) -> int | None:
-        """The place of a candidate; None: it is not there."""
         if (candidate.world, candidate.global_batch) != (self.world, self.global_batch):
             return None
         values, levels = candidate.values, self.table.levels

@@ -32,7 +32,6 @@ class Script(WorkloadPlugin):
         return reach_of(_observed(job))
 
     def workload(self, job: Job, candidate: Candidate) -> Workload:
-        """See `WorkloadPlugin.workload`."""
         script = _observed(job)
         if candidate.layers is not None:
             raise JobError.of("space.command_not_reduced")

@@ -39,7 +39,6 @@ class Table:
     """Column -> for every row the place of its value among the levels."""
 
     def value(self, name: str, row: int) -> KnobValue | None:
-        """A knob's value in a row; None where it has none."""
         levels = self.levels.get(name)
         if levels is None:
             return None
@@ -68,7 +67,6 @@ class Table:
         return Table(n=self.n, levels={**self.levels, name: levels}, codes=given)
 
     def used(self, name: str) -> frozenset[KnobValue | None]:
-        """The values that some row has in a column."""
         if name not in self._used:
             levels, codes = self.levels.get(name, (None,)), self.codes.get(name)
             places = [0] if codes is None else np.flatnonzero(np.bincount(codes))
@@ -185,7 +183,6 @@ class Watched(Mapping[str, KnobValue]):
         self.read: set[str] = set()
 
     def get(self, name: str, default: KnobValue | None = None) -> KnobValue | None:  # type: ignore[override]
-        """The value, or the default where the row has none."""
         self.read.add(name)
         value = self._table.value(name, self._row)
         return self._under.get(name, default) if value is None else value

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.exports import export_study, find_chosen
+from autotune.app.exports import find_chosen
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.app.studies import state_of
@@ -69,8 +69,6 @@ def test_nothing_of_a_replay_is_handed_out_or_learned_from(table: Path, tmp_path
     _, session, _ = replay(table, tmp_path, trials=3)
     with pytest.raises(StudyError, match="is replayed: nothing of it was measured here"):
         find_chosen(session.study, trial=None)
-    with pytest.raises(StudyError, match="nothing of it was measured here"):
-        export_study(session.study, tmp_path / "study.log", to="optuna", trial=None)
     assert read_lessons(tmp_path / "knowledge.json") == ()
     assert not session.study.best_folder.exists()
 

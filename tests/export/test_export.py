@@ -235,13 +235,11 @@ def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
     with pytest.raises(JobError, match="no such dialect") as caught:
         export(tmp_path, to="fairscale")
     # Those that write another engine's configurations are no answer.
-    assert caught.value.hint.endswith("hf, lightning, llama-factory, ms-swift, optuna, trl")
+    assert caught.value.hint.endswith("hf, lightning, llama-factory, ms-swift, trl")
     with pytest.raises(
         RenderError, match="a configuration of deepspeed cannot be written in that form"
     ):
         export(tmp_path, to="megatron")
-    with pytest.raises(RenderError, match="holds a whole study"):
-        export(tmp_path, to="optuna")
 
 
 def test_an_unknown_launcher_is_answered_with_the_menu(tmp_path):

@@ -40,12 +40,10 @@ class LastingStream:
         self._was_terminal: bool | None = None
 
     def write(self, text: str) -> int:
-        """Write, if anybody is there."""
         self._guarded("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if anybody is there."""
         self._guarded("flush")
 
     def isatty(self) -> bool:
