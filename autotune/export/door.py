@@ -300,7 +300,7 @@ def write_export(
         # As it was written, and not by way of a link: what somebody has edited stays.
         with contextlib.suppress(OSError, ValueError):
             old = folder / name
-            is_here = os.path.realpath(old) == os.path.join(os.path.realpath(folder), name)
+            is_here = os.path.realpath(old) == f"{os.path.realpath(folder)}/{name}"
             if is_here and _digest(old.read_bytes()) == earlier[name]:
                 old.unlink()
     return [folder / name for name in marked]

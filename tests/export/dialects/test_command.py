@@ -15,7 +15,7 @@ from autotune.base.errors import RenderError
 from autotune.engines.deepspeed.script import ScriptEngine
 from autotune.export.base import Handout
 from autotune.export.command_training import CommandTraining, with_flags
-from autotune.export.door import export_handout, handout_of, write_export
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, write_export
 from autotune.space.candidate import Candidate
 from autotune.trial.guest.edits import Edits
 from tests.observed import RAW, TRAINER, job_of, observed
@@ -225,7 +225,7 @@ def test_an_export_leaves_no_file_of_an_earlier_one_in_its_folder(tmp_path: Path
     assert (out / "of_the_user.txt").exists()
 
 
-@pytest.mark.parametrize("stays", ["edited", "linked", "linked folder"])
+@pytest.mark.parametrize("stays", ["edited", "linked", "linked folder", "elsewhere"])
 def test_an_export_leaves_what_somebody_has_made_of_an_earlier_one(tmp_path: Path, stays: str):
     out, theirs = tmp_path / "out", tmp_path / "theirs"
     write_export(out, {"sub/a.yaml": "a: 1\n", "b.sh": "b\n"}, marker={})
@@ -237,6 +237,11 @@ def test_an_export_leaves_what_somebody_has_made_of_an_earlier_one(tmp_path: Pat
     elif stays == "linked":
         kept.unlink()
         kept.symlink_to(theirs / "a.yaml")
+    elif stays == "elsewhere":  # a marker that somebody has written
+        marker = json.loads((out / MARKER_FILE).read_text())
+        marker["files"][str(theirs / "a.yaml")] = marker["files"]["sub/a.yaml"]
+        (out / MARKER_FILE).write_text(json.dumps(marker))
+        kept.write_text("a: 2\n")
     else:
         shutil.rmtree(kept.parent)
         kept.parent.symlink_to(theirs)
