@@ -200,11 +200,12 @@ def check_file(
         raise _of_megatron(error) from error
     if not any(source.has_deepspeed for source in sources):
         launches = launches if is_asked else _launches(path, flags)
-    judged = {_line_of(one): one.is_megatrons for one in launches}
-    for one in sources if launches else []:  # those of a file alone are its own arguments
-        is_sure = judged.get(one.launch_at[1]) if one.launch_at else False
-        if is_sure or (is_sure is False and not one.has_deepspeed):
-            sources = [other for other in sources if other is not one]
+    if launches:
+        lines = {_line_of(one): one.is_megatrons for one in launches}
+        # Those of a file alone are its own arguments; of some lines nobody is sure.
+        sure = [lines.get(one.launch_at[1]) if one.launch_at else False for one in sources]
+        judged = zip(sources, sure, strict=True)
+        sources = [s for s, yes in judged if not yes and (yes is None or s.has_deepspeed)]
     reports: list[CheckReport] = []
     for number in range(len(sources)):
         source = sources[number]

@@ -1,15 +1,12 @@
 """What a reader or a launcher refuses, or does not follow, before DeepSpeed sees a file."""
 
 import contextlib
-import importlib.metadata
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any
-
-from packaging.version import Version
 
 from autotune.base.data import table_beside
 from autotune.base.flags import flag
@@ -18,6 +15,7 @@ from autotune.base.nested import look_up
 from autotune.base.terms import filled
 from autotune.base.text import named
 from autotune.base.user_text import read_text
+from autotune.devices.hardware import version_of
 from autotune.engines.deepspeed.ds_config_text import no_json
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS
 from autotune.engines.deepspeed.rules.sections import AUTO, shown
@@ -48,6 +46,7 @@ from autotune.engines.deepspeed.sources.script import (
 from autotune.engines.deepspeed.sources.training import defaults_of
 from autotune.engines.launches.devices import Misfit, misfit, misfits
 from autotune.engines.launches.line import TRL, Ranks, VisibleDevices, typed
+from autotune.engines.releases import is_at_least
 from autotune.space.rule import Consequence, NotJudged, UnknownFactError, Violation, holds
 
 _STAGE = "zero_optimization.stage"
@@ -299,7 +298,8 @@ def _misspelt(source: Source) -> Iterator[Violation]:
         facts |= {"consequence": known["consequence"] if guess or not of else "may_raise"}
         facts["guess"] = guess or " in any release that is known" * bool(of)
         if name in gone:
-            facts["consequence"] = _surely(_is_installed(gone[name]))
+            there = version_of("transformers") or "0"
+            facts["consequence"] = _surely(is_at_least(there, gone[name]))
             facts["guess"] = f" with transformers {gone[name]} and later{guess}"
         if name in PROGRAMS["trainer"]["of_forks"].get(reader, ()):
             facts |= {"consequence": "may_raise", "guess": ", but of a fork that has its command"}
@@ -314,12 +314,6 @@ def _written(source: Source) -> frozenset[str]:
     data: Any = {} if path is None else parsed(read_text(path), path).data
     data = look_up(data, ".".join(source.arguments_at)) if source.arguments_at else data
     return frozenset(map(str, data)) - {"deepspeed"} if isinstance(data, Mapping) else frozenset()
-
-
-def _is_installed(release: str) -> bool:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return Version(importlib.metadata.version("transformers")) >= Version(release)
-    return False
 
 
 def _argument(source: Source, reader: str, program: str, name: str) -> Any:
